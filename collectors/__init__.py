@@ -1,0 +1,1 @@
+"""Collectors, one file per runtime a trace can be recorded from."""

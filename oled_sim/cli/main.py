@@ -1,0 +1,103 @@
+"""The ``oled-sim`` command: a group whose commands are imported only when they run."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from oled_sim import __version__
+from oled_sim.errors import OledSimError
+
+COMMANDS = {
+    "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
+    "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
+    "trace": ("oled_sim.cli.trace", "Look into a trace, or check it."),
+}
+"""Command name: (module that holds a click command of that name, one line of help)."""
+
+
+class LazyGroup(click.Group):
+    """Lists commands without importing them, so that ``--help`` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        return getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a name, suggesting the nearest for an unknown one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from :data:`COMMANDS` alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+EPILOG = """\b
+Examples:
+  oled-sim run --policy lru --policy oled --cache 40
+  oled-sim collect --limit 4 --out my-trace
+  oled-sim trace info my-trace
+"""
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="oled-sim")
+def cli() -> None:
+    """Expert offloading for mixture-of-experts diffusion LLMs: collect, simulate, replay."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; exit codes are 0, 1 (failed) and 2 (usage)."""
+    try:
+        cli.main(args=argv, prog_name="oled-sim", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except OledSimError as error:
+        _fail(error, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted", 130)
+    except MemoryError:
+        _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
+    except BrokenPipeError:
+        # The reader (head, less) went away; a second failure at interpreter exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if (message := _torch_memory_message(error)) is None:
+            raise
+        _fail(message, 1)
+
+
+def _torch_memory_message(error: Exception) -> str | None:
+    """Return a sentence when ``error`` is torch's out-of-memory error (torch may be absent)."""
+    if type(error).__name__ != "OutOfMemoryError":
+        return None
+    return "out of GPU memory: use a smaller --batch, fewer --max-new-tokens, or --device cpu"
+
+
+def _fail(message: Any, code: int) -> None:
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""Hardware cost profiles and the lane costs the engine reads from them."""

@@ -1,0 +1,1 @@
+"""Native LLaDA2 in PyTorch (needs the `torch` extra)."""

@@ -1,0 +1,1 @@
+"""Training of small LLaDA2-architecture models."""

@@ -1,0 +1,110 @@
+"""Plug-ins by name: entry point, ``module:attr``, or ``./file.py``.
+
+The core never imports a policy or a collector; it asks here. A third party's plug-in is loaded
+exactly as a built-in one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from oled_sim.errors import UsageError
+
+POLICIES = "oled_sim.policies"
+COLLECTORS = "oled_sim.collectors"
+
+
+def names(group: str) -> list[str]:
+    """Return the sorted names registered in an entry-point ``group``."""
+    return sorted(entry_points(group=group).names)
+
+
+def load(group: str, name: str) -> Any:
+    """Load a plug-in.
+
+    Args:
+        group: an entry-point group such as :data:`POLICIES`.
+        name: an entry-point name, ``package.module:attr``, ``path/to/file.py`` (which must hold
+            exactly one candidate), or ``path/to/file.py:attr``.
+
+    Raises:
+        UsageError: nothing by that name, or it does not import.
+    """
+    found = {e.name: e for e in entry_points(group=group)}
+    if name in found:
+        return _load_entry(found[name])
+    if ".py" in name:
+        return _load_file(name)
+    if ":" in name:
+        return _attribute(*name.split(":", 1))
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"unknown {_noun(group)} {name!r}: {hint}known are {', '.join(sorted(found))}")
+
+
+def _noun(group: str) -> str:
+    return {POLICIES: "policy", COLLECTORS: "collector"}.get(group, group)
+
+
+def _load_entry(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except ImportError as error:
+        raise UsageError(
+            f"plug-in {entry.name!r} ({entry.value}) does not import: {error}"
+        ) from None
+
+
+def _attribute(module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise UsageError(f"module {module!r} does not import: {error}") from None
+    except AttributeError:
+        raise UsageError(f"module {module!r} has no attribute {attribute!r}") from None
+
+
+def _load_file(name: str) -> Any:
+    path, _, attribute = name.partition(".py")
+    module = _import_path(Path(path + ".py"))
+    if attribute:
+        return _named(module, attribute.removeprefix(":"), name)
+    return _single_class(module, name)
+
+
+def _import_path(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"no file {path}: give the path of a Python file")
+    name = f"oled_sim_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"{path} does not import: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _named(module: ModuleType, attribute: str, name: str) -> Any:
+    if not hasattr(module, attribute):
+        raise UsageError(f"{name}: the file has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def _single_class(module: ModuleType, name: str) -> Any:
+    own = [
+        v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise UsageError(f"{name} defines {len(own)} classes: say which, as in {name}:ClassName")
+    return own[0]

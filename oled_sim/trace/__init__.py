@@ -1,0 +1,1 @@
+"""Traces: on-disk format v1, reader, writer, validator and statistics."""

@@ -1,0 +1,1 @@
+"""Offloading policies, one file each."""

@@ -1,0 +1,1 @@
+"""Bundled traces (package data)."""
