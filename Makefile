@@ -1,0 +1,40 @@
+# Two commands do everything from a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test quick lint types format clean
+
+help:
+	@echo "make demo   collect a trace from the bundled model, simulate four policies, draw one figure"
+	@echo "make test   lint, type-check and run every test"
+	@echo "make quick  the tests that take under three minutes together"
+	@echo "make format rewrite the sources in the project's style"
+
+$(STAMP): pyproject.toml constraints.txt scripts/bootstrap.sh
+	@sh scripts/bootstrap.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python scripts/demo.py
+
+test: $(STAMP) lint types
+	@$(BIN)/python -m pytest -n auto
+
+quick: $(STAMP)
+	@$(BIN)/python -m pytest -n auto -m "not slow"
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	@$(BIN)/pyright
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist demo *.egg-info
