@@ -10,7 +10,7 @@ CORE, PLUGIN, DATA = "#dbe9f6", "#fde5c8", "#e4f1dc"
 
 BOXES = [
     # x, y, width, text, colour
-    (0.0, 1.0, 1.5, "model\n(native LLaDA2,\nor a live runtime)", CORE),
+    (-0.4, 1.0, 2.0, "model\nnative LLaDA2 or\na live runtime", CORE),
     (2.1, 1.0, 1.3, "collector\ncollectors/", PLUGIN),
     (4.0, 1.0, 1.4, "trace\nmanifest.json\n+ Parquet", DATA),
     (6.0, 1.0, 1.4, "engine\npools, lanes,\nmetrics", CORE),
@@ -21,7 +21,7 @@ BOXES = [
 ]
 
 ARROWS = [
-    ((1.5, 1.45), (2.1, 1.45)),
+    ((1.6, 1.45), (2.1, 1.45)),
     ((3.4, 1.45), (4.0, 1.45)),
     ((5.4, 1.45), (6.0, 1.45)),
     ((7.4, 1.45), (8.0, 1.45)),
@@ -45,13 +45,13 @@ def main() -> None:
         axes.add_patch(
             FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color="#444")
         )
-    labels = [(0.0, CORE, "core"), (1.2, PLUGIN, "plug-in, loaded by name"), (4.1, DATA, "data")]
+    labels = [(-0.4, CORE, "core"), (0.9, PLUGIN, "plug-in, loaded by name"), (4.6, DATA, "data")]
     for x, colour, text in labels:
         axes.add_patch(
             FancyBboxPatch((x, 0.25), 0.25, 0.2, boxstyle="round,pad=0.02", facecolor=colour)
         )
         axes.text(x + 0.4, 0.35, text, va="center")
-    axes.set(xlim=(-0.1, 11.6), ylim=(0.1, 3.5))
+    axes.set(xlim=(-0.5, 11.6), ylim=(0.1, 3.5))
     axes.axis("off")
     path = Path(__file__).with_name("dataflow.svg")
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})

@@ -1,0 +1,118 @@
+"""Prompts: reading them from JSON lines, and turning a row into text."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from oled_sim.errors import UsageError
+
+__all__ = ["DEFAULT_TEMPLATES", "Prompt", "bundled_prompts", "read_prompts"]
+
+DEFAULT_TEMPLATES: dict[str, str] = {
+    "prompt": "{prompt}",
+    "question": "{question}",
+    "text": "{text}",
+}
+"""Field that decides the template: the template. The first field that a row has wins."""
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its row number in the source (from 0) and its text after templating."""
+
+    row: int
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the text, which a trace keeps in place of it."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def bundled_prompts() -> Path:
+    """Return the path of the prompts that ship with the package."""
+    with as_file(files(__name__) / "demo.jsonl") as path:
+        return path
+
+
+def read_prompts(
+    path: Path,
+    *,
+    skip: int = 0,
+    limit: int | None = None,
+    templates: Mapping[str, str] = DEFAULT_TEMPLATES,
+) -> list[Prompt]:
+    """Read prompts from a JSON-lines file (plain, ``.gz`` or ``.xz``).
+
+    Args:
+        path: one JSON object a line.
+        skip: rows to leave out at the start.
+        limit: rows to read at most.
+        templates: field name to :meth:`str.format` template over the row's fields; the first
+            field, in this order, that a row has decides its template.
+
+    Raises:
+        UsageError: no such file, a line that is not a JSON object, or a row without a known
+            field; the sentence names file and line.
+    """
+    with _open(path) as lines:
+        try:
+            rows = list(
+                islice(_objects(lines, path), skip, None if limit is None else skip + limit)
+            )
+        except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read as text: {error}") from None
+    if not rows:
+        raise UsageError(f"{path} holds no prompts after skipping {skip}")
+    return [Prompt(row, _render(fields, templates, path, row)) for row, fields in rows]
+
+
+def _open(path: Path) -> IO[str]:
+    if not path.is_file():
+        raise UsageError(f"no prompts file {path}: give a .jsonl file with one object a line")
+    opener = _OPENERS.get(path.suffix, open)
+    return opener(path, "rt", encoding="utf-8")  # type: ignore[operator,return-value]
+
+
+def _objects(lines: IO[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path} line {number + 1} is not JSON: {error.msg}") from None
+        if not isinstance(value, dict):
+            raise UsageError(f"{path} line {number + 1} is not a JSON object")
+        yield number, value
+
+
+def _render(fields: dict[str, Any], templates: Mapping[str, str], path: Path, row: int) -> str:
+    for name, template in templates.items():
+        if name in fields:
+            return _fill(template, fields, path, row)
+    raise UsageError(
+        f"{path} line {row + 1} has none of the fields {', '.join(templates)}: "
+        "rename a field, or give --template"
+    )
+
+
+def _fill(template: str, fields: dict[str, Any], path: Path, row: int) -> str:
+    try:
+        return string.Formatter().vformat(template, (), fields)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"template {template!r} does not fit {path} line {row + 1}: {error}"
+        ) from None
