@@ -37,6 +37,7 @@ FIXED = {
     "use_qkv_bias": False,
     "use_rmsnorm": True,
     "use_sliding_window": False,
+    "using_split_qkv_in_self_attention": False,
 }
 """Settings that the architecture implemented here fixes: present with another value, refused."""
 

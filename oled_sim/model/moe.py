@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from oled_sim.model.config import LLaDA2Config
-from oled_sim.model.experts import ExpertExecutor, LoopExperts
+from oled_sim.model.experts import DefaultExperts, ExpertExecutor
 from oled_sim.model.layers import LLaDA2MoeMLP
 
 
@@ -103,7 +103,7 @@ class LLaDA2MoeSparseMoeBlock(nn.Module):
         self.experts = LLaDA2MoeExperts(config)
         inner = config.moe_intermediate_size * config.num_shared_experts
         self.shared_experts = LLaDA2MoeMLP(config.hidden_size, inner)
-        self.executor = LoopExperts()
+        self.executor = DefaultExperts()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map ``hidden`` [..., H] to the same shape; leading dimensions flatten to N rows."""
