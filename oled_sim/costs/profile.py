@@ -1,0 +1,299 @@
+"""The hardware profile: what every lane of one machine costs, for one cost geometry.
+
+A profile is a TOML file of measured medians with their spreads, in microseconds. It names the
+machine, the software, the script that made it and the cost geometry it holds for; costs of one
+geometry are never used for another. `docs/cost-model.md` says how each table is measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from oled_sim.errors import ProfileError
+from oled_sim.geometry import CostGeometry
+
+FORMAT = 1
+"""Version of the file format; another one is refused."""
+
+Status = Literal["measured", "estimated", "synthetic"]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Unknown keys in a file are errors: a misspelt table must not pass as a missing one."""
+
+
+class Quantiles(_Strict, frozen=True):
+    """Median of a repeated measurement with its 10th and 90th percentiles.
+
+    In microseconds where it is a time, without unit where it is a slow-down factor.
+    """
+
+    median: float
+    p10: float
+    p90: float
+    repeats: int
+
+    def __post_init__(self) -> None:
+        _check_spread([self.median], [self.p10], [self.p90], [self.repeats])
+
+
+class Curve(_Strict, frozen=True):
+    """A time by one count: ``points`` ascending, the rest one entry per point, in µs."""
+
+    axis: str
+    points: list[int]
+    median_us: list[float]
+    p10_us: list[float]
+    p90_us: list[float]
+    repeats: list[int]
+
+    def __post_init__(self) -> None:
+        _check_axis(self.axis, self.points)
+        _check_spread(self.median_us, self.p10_us, self.p90_us, self.repeats)
+        if len(self.points) != len(self.median_us):
+            raise ValueError(f"{len(self.points)} points but {len(self.median_us)} times")
+        if any(math.isnan(t) for t in self.median_us):
+            raise ValueError("a time is nan, which only a table of two counts may hold")
+
+
+class Grid(_Strict, frozen=True):
+    """A time by two counts: lists of rows [len(rows)][len(columns)], in µs.
+
+    A cell with 0 repeats and time ``nan`` was not measured; the cost model refuses to use it.
+    """
+
+    axes: tuple[str, str]
+    rows: list[int]
+    columns: list[int]
+    median_us: list[list[float]]
+    p10_us: list[list[float]]
+    p90_us: list[list[float]]
+    repeats: list[list[int]]
+
+    def __post_init__(self) -> None:
+        _check_axis(self.axes[0], self.rows)
+        _check_axis(self.axes[1], self.columns)
+        for cells in (self.median_us, self.p10_us, self.p90_us, self.repeats):
+            _check_shape(cells, len(self.rows), len(self.columns))
+        for row in zip(self.median_us, self.p10_us, self.p90_us, self.repeats, strict=True):
+            _check_spread(*row)
+
+
+class StrategyGrid(Grid, frozen=True):
+    """A grid that also says which way of working was the faster one in each cell.
+
+    ``experts``: workers share out the experts, one thread each. ``threads``: one expert at a
+    time on all threads. Empty where the cell was not measured.
+    """
+
+    strategy: list[list[Literal["experts", "threads", ""]]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_shape(self.strategy, len(self.rows), len(self.columns))
+
+
+class Beside(_Strict, frozen=True):
+    """Slow-down factors (≥ 1) of one lane while the others named by the field are busy."""
+
+    both: Quantiles
+    gpu: Quantiles | None = None
+    h2d: Quantiles | None = None
+    cpu: Quantiles | None = None
+
+    def __post_init__(self) -> None:
+        for factor in (self.gpu, self.h2d, self.cpu, self.both):
+            if factor is not None and factor.median < 1.0:
+                raise ValueError(f"slow-down factor {factor.median} is below 1")
+
+
+class Interference(_Strict, frozen=True):
+    """How much each lane slows down while one other lane, or both others, are busy."""
+
+    gpu: Beside
+    h2d: Beside
+    cpu: Beside
+
+    def __post_init__(self) -> None:
+        for lane in ("gpu", "h2d", "cpu"):
+            given = {o for o in ("gpu", "h2d", "cpu") if getattr(getattr(self, lane), o)}
+            if given != {"gpu", "h2d", "cpu"} - {lane}:
+                raise ValueError(f"interference of {lane} must name exactly the other two lanes")
+
+
+class Hardware(_Strict, frozen=True):
+    """The machine as found. ``workers``: CPU threads that compute experts."""
+
+    gpu: str
+    gpu_memory_bytes: int
+    driver: str
+    pcie_generation: int
+    pcie_width: int
+    cpu: str
+    cores: int
+    workers: int
+    host_memory_bytes: int
+
+
+class Software(_Strict, frozen=True):
+    """Versions that the measured kernels came from."""
+
+    os: str
+    python: str
+    torch: str
+    cuda: str
+    numpy: str
+
+
+class Origin(_Strict, frozen=True):
+    """When and by what a profile was made. ``revision``: sha256 of the script's sources."""
+
+    date: datetime.date
+    script: str
+    revision: str
+    note: str = ""
+
+
+class GeometryFields(_Strict, frozen=True):
+    """The cost geometry that the times hold for; the fields of :class:`CostGeometry`."""
+
+    name: str
+    hidden_size: int
+    dense_intermediate_size: int
+    moe_intermediate_size: int
+    layers: int
+    dense_layers: int
+    experts: int
+    top_k: int
+    shared_experts: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    weight_bytes: int
+
+
+class Profile(_Strict, frozen=True):
+    """Everything a profile file holds.
+
+    Attributes:
+        status: ``measured`` on the hardware named, ``estimated`` from published figures, or
+            ``synthetic`` (a formula, for tests and what-if).
+        provisional: true while a better profile of the same machine is expected.
+        h2d, h2d_pageable, d2h: one copy by bytes, in a queue of copies.
+        gpu_experts: grouped kernel over resident experts, by experts × mean tokens per expert.
+        cpu_experts: makespan of the CPU workers, by experts × mean tokens per expert.
+        cpu_link: activations to the host and sums back, by tokens.
+        dense: norms, attention and output projection of one layer, by tokens × context tokens.
+        batch_attention: attention time that ``dense`` lacks when the tokens belong to several
+            requests, each with a context of its own, by requests × context tokens.
+        gate: router, top-k, sort by expert, ids and weights on the host, by tokens.
+        shared_expert, dense_layer, lm_head, merge, embedding: by tokens.
+        launch, synchronize: host time of one kernel launch; of waiting for a finished one.
+    """
+
+    format: int
+    name: str
+    status: Status
+    provisional: bool
+    origin: Origin
+    hardware: Hardware
+    software: Software
+    geometry: GeometryFields
+    launch: Quantiles
+    synchronize: Quantiles
+    interference: Interference
+    h2d: Curve
+    h2d_pageable: Curve
+    d2h: Curve
+    gpu_experts: Grid
+    cpu_experts: StrategyGrid
+    cpu_link: Curve
+    dense: Grid
+    batch_attention: Grid
+    gate: Curve
+    shared_expert: Curve
+    dense_layer: Curve
+    lm_head: Curve
+    merge: Curve
+    embedding: Curve
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format} is not {FORMAT}, the one this version reads")
+        for name, axes in AXES.items():
+            table = getattr(self, name)
+            found = (table.axis,) if isinstance(table, Curve) else table.axes
+            if found != axes:
+                raise ValueError(f"axes of {name} are {found} instead of {axes}")
+
+    @property
+    def cost_geometry(self) -> CostGeometry:
+        """The cost geometry that the times hold for."""
+        return CostGeometry(**msgspec.structs.asdict(self.geometry))
+
+    def require_geometry(self, cost: CostGeometry) -> None:
+        """Refuse to be used for another cost geometry.
+
+        Raises:
+            ProfileError: a field differs; the sentence names the first one.
+        """
+        for field, mine in msgspec.structs.asdict(self.geometry).items():
+            if (theirs := getattr(cost, field)) != mine:
+                raise ProfileError(
+                    f"profile {self.name!r} was made for {self.geometry.name!r} ({field} {mine}), "
+                    f"not for {cost.name!r} ({field} {theirs}): use a profile of that geometry"
+                )
+
+
+_BYTES, _TOKENS, _EXPERTS = ("bytes",), ("tokens",), ("experts", "tokens_per_expert")
+AXES: dict[str, tuple[str, ...]] = {
+    "h2d": _BYTES,
+    "h2d_pageable": _BYTES,
+    "d2h": _BYTES,
+    "gpu_experts": _EXPERTS,
+    "cpu_experts": _EXPERTS,
+    "cpu_link": _TOKENS,
+    "dense": ("tokens", "context"),
+    "batch_attention": ("requests", "context"),
+    "gate": _TOKENS,
+    "shared_expert": _TOKENS,
+    "dense_layer": _TOKENS,
+    "lm_head": _TOKENS,
+    "merge": _TOKENS,
+    "embedding": _TOKENS,
+}
+"""Every table of a profile, in the order of the compiled form, with its axes."""
+
+
+def _check_axis(axis: str, points: Sequence[int]) -> None:
+    if not points or points[0] < 0:
+        raise ValueError(f"axis {axis!r} must hold at least one count, none negative")
+    if any(a >= b for a, b in pairwise(points)):
+        raise ValueError(f"axis {axis!r} must ascend")
+
+
+def _check_shape(cells: Sequence[Sequence[object]], rows: int, columns: int) -> None:
+    if len(cells) != rows or any(len(row) != columns for row in cells):
+        raise ValueError(f"a table is not {rows} rows of {columns} columns")
+
+
+def _check_spread(
+    median: Sequence[float], p10: Sequence[float], p90: Sequence[float], repeats: Sequence[int]
+) -> None:
+    if not len(median) == len(p10) == len(p90) == len(repeats):
+        raise ValueError("medians, percentiles and repeats differ in number")
+    for middle, low, high, count in zip(median, p10, p90, repeats, strict=True):
+        if count == 0 and all(math.isnan(v) for v in (middle, low, high)):
+            continue
+        if count < 1 or not 0 <= low <= middle <= high < math.inf:
+            raise ValueError(
+                f"median {middle} with percentiles {low} and {high} of {count} repeats "
+                "is not a measurement"
+            )
