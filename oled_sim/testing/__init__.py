@@ -1,0 +1,1 @@
+"""Generators and contract tests for code that builds on oled-sim."""

@@ -1,0 +1,217 @@
+"""Writing a trace: one request at a time, each either wholly there or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from oled_sim.errors import TraceError, UsageError
+from oled_sim.geometry import RoutingGeometry
+from oled_sim.trace.builder import RequestBuilder, canonical
+from oled_sim.trace.files import TEMPORARY_SUFFIX, sha256_hex, write_atomic
+from oled_sim.trace.manifest import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    RequestEntry,
+    load_manifest,
+    save_manifest,
+)
+from oled_sim.trace.schema import RequestTrace
+from oled_sim.trace.tables import TABLES, Layout, encode_table, to_tables
+from oled_sim.trace.validate import check_request
+
+
+class TraceWriter:
+    """Writes the trace directory ``path``.
+
+    The manifest is rewritten after every finished request, so a writer that is killed leaves
+    every finished request readable. Several requests may be open at once.
+
+    Args:
+        path: the directory; made with its parents where absent.
+        manifest: everything but the requests.
+        resume: keep the finished requests of a trace with the same settings, drop leftovers.
+        overwrite: delete a trace that is there.
+
+    Raises:
+        UsageError: ``path`` holds something and neither flag is given, or it is no trace.
+        TraceError: ``resume`` meets a damaged trace or one with other settings.
+    """
+
+    def __init__(
+        self, path: str | Path, manifest: Manifest, *, resume: bool = False, overwrite: bool = False
+    ) -> None:
+        self.path = Path(path)
+        manifest.check()
+        self.manifest = msgspec.structs.replace(manifest, requests=())
+        self._open_requests: set[int] = set()
+        self._prepare(resume, overwrite)
+        save_manifest(self.path, self.manifest)
+
+    @property
+    def geometry(self) -> RoutingGeometry:
+        """What the trace routes over."""
+        return self.manifest.geometry
+
+    @property
+    def finished(self) -> frozenset[int]:
+        """Numbers of the requests that are in the trace."""
+        return frozenset(r.request for r in self.manifest.requests)
+
+    def begin(
+        self, request: int, *, prompt_row: int | None = None, prompt_sha256: str | None = None
+    ) -> OpenRequest:
+        """Start a request.
+
+        Raises:
+            UsageError: the request is in the trace already, or open.
+        """
+        self._claim(request)
+        self._open_requests.add(request)
+        return OpenRequest(self, request, prompt_row, prompt_sha256)
+
+    def write_request(
+        self,
+        trace: RequestTrace,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        finish_reason: str = "length",
+        prompt_row: int | None = None,
+        prompt_sha256: str | None = None,
+    ) -> None:
+        """Check and write a whole request.
+
+        Raises:
+            UsageError: the request is in the trace already, or open.
+            TraceError: it breaks a rule of the format, or lacks a signal of the manifest.
+        """
+        self._claim(trace.request)
+        if self.manifest.row_order == "canonical":
+            trace = canonical(trace)
+        check_request(trace, self.manifest, str(self.path))
+        entry = RequestEntry(
+            request=trace.request,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            passes=trace.passes,
+            events=trace.events,
+            finish_reason=finish_reason,
+            prompt_row=prompt_row,
+            prompt_sha256=prompt_sha256,
+            files=self._write_files(trace),
+        )
+        self.manifest = self.manifest.with_request(entry)
+        save_manifest(self.path, self.manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open_requests.clear()
+
+    def _claim(self, request: int) -> None:
+        if request in self.finished:
+            raise UsageError(f"request {request} is in the trace {self.path} already")
+        if request in self._open_requests:
+            raise UsageError(f"request {request} of the trace {self.path} is open already")
+
+    def _write_files(self, trace: RequestTrace) -> dict[str, FileEntry]:
+        layout = Layout(self.geometry, frozenset(self.manifest.signals), self.manifest.ragged)
+        entries = {}
+        for name, table in to_tables(trace, layout).items():
+            relative = table_path(name, trace.request)
+            data = memoryview(encode_table(table))
+            write_atomic(self.path / relative, data)
+            entries[relative] = FileEntry(size_bytes=data.nbytes, sha256=sha256_hex(data))
+        return entries
+
+    def _prepare(self, resume: bool, overwrite: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file: name a directory for the trace")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            self._prepare_existing(resume, overwrite)
+        for name in TABLES:
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    def _prepare_existing(self, resume: bool, overwrite: bool) -> None:
+        if not (resume or overwrite):
+            raise UsageError(
+                f"{self.path} is not empty: choose another directory, --resume or --overwrite"
+            )
+        if not (self.path / MANIFEST).exists() and self._leftovers() != self._content():
+            raise UsageError(f"{self.path} holds files that are no trace: choose another directory")
+        if overwrite:
+            (self.path / MANIFEST).unlink(missing_ok=True)
+        elif (self.path / MANIFEST).exists():
+            self._take_over(load_manifest(self.path))
+        for file in self._leftovers() - {self.path / f for f in self.manifest.files}:
+            file.unlink(missing_ok=True)
+
+    def _take_over(self, found: Manifest) -> None:
+        ours, theirs = self.manifest.recipe(), found.recipe()
+        for field, value in ours.items():
+            if value != theirs[field]:
+                raise TraceError(
+                    f"{self.path} was recorded with another {field!r} and cannot be resumed:"
+                    " use the same settings, another directory, or --overwrite"
+                )
+        for name, entry in found.files.items():
+            file = self.path / name
+            if not file.exists() or file.stat().st_size != entry.size_bytes:
+                raise TraceError(f"{file} is missing or truncated: record again with --overwrite")
+        self.manifest = msgspec.structs.replace(self.manifest, requests=found.requests)
+
+    def _leftovers(self) -> set[Path]:
+        """Return the files that a writer may have left, finished or not, manifest apart."""
+        tables = {f for name in TABLES for f in (self.path / name).glob("*.parquet*")}
+        return tables | set(self.path.glob(MANIFEST + TEMPORARY_SUFFIX))
+
+    def _content(self) -> set[Path]:
+        return {f for f in self.path.rglob("*") if not f.is_dir()}
+
+
+class OpenRequest(RequestBuilder):
+    """A request being recorded; nothing of it is on disk before :meth:`finish`."""
+
+    def __init__(
+        self, writer: TraceWriter, request: int, prompt_row: int | None, prompt_sha256: str | None
+    ) -> None:
+        super().__init__(
+            writer.geometry, request, source_order=writer.manifest.row_order == "source"
+        )
+        self._writer = writer
+        self._prompt_row = prompt_row
+        self._prompt_sha256 = prompt_sha256
+
+    def finish(
+        self, *, output_tokens: int, prompt_tokens: int, finish_reason: str = "length"
+    ) -> None:
+        """Write the request's files, then the manifest.
+
+        Args:
+            output_tokens: generated tokens up to and including the first end of sequence.
+            prompt_tokens: tokens of the prompt.
+            finish_reason: ``eos``, ``length``, or the runtime's own word.
+
+        Raises:
+            TraceError: the request breaks a rule of the format.
+        """
+        trace = self.build()
+        self._writer._open_requests.discard(self.request)
+        self._writer.write_request(
+            trace,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            finish_reason=finish_reason,
+            prompt_row=self._prompt_row,
+            prompt_sha256=self._prompt_sha256,
+        )
+
+
+def table_path(table: str, request: int) -> str:
+    """Return the path of a request's table relative to the trace."""
+    return f"{table}/{request:05d}.parquet"
