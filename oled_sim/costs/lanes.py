@@ -93,15 +93,19 @@ class LaneCosts:
         return self._curve(compiled.CPU_LINK, tokens)
 
     def dense_us(self, tokens: float, context: float) -> float:
-        """Norms, attention, output projection of one layer; all ``tokens`` share one context."""
+        """Norms, attention, output projection of one layer for ``tokens`` of one request."""
         return 0.0 if tokens <= 0 else self._lookup(compiled.DENSE, tokens, context)
 
-    def batch_attention_us(self, requests: float, context: float) -> float:
-        """What to add to :meth:`dense_us` when its tokens belong to ``requests`` requests.
+    def dense_batch_us(self, tokens: float, requests: float, context: float) -> float:
+        """The same for ``tokens`` of all ``requests`` together, each with its own context.
 
-        Each then reads a context of its own, of ``context`` tokens on average.
+        ``context`` is the average over the requests.
         """
-        return 0.0 if requests <= 1 else self._lookup(compiled.BATCH_ATTENTION, requests, context)
+        if requests <= 1:
+            return self.dense_us(tokens, context)
+        keys = context + tokens / requests
+        shared = self._curve(compiled.PROJECTIONS, tokens)
+        return shared + self._lookup(compiled.BLOCK_ATTENTION, requests, keys)
 
     def gate_us(self, tokens: float) -> float:
         """Router, top-k, sort by expert, until ids and weights are on the host."""

@@ -191,8 +191,9 @@ class Profile(_Strict, frozen=True):
         cpu_experts: makespan of the CPU workers, by experts × mean tokens per expert.
         cpu_link: activations to the host and sums back, by tokens.
         dense: norms, attention and output projection of one layer, by tokens × context tokens.
-        batch_attention: attention time that ``dense`` lacks when the tokens belong to several
-            requests, each with a context of its own, by requests × context tokens.
+        projections: ``dense`` without the attention kernel, by tokens of all requests.
+        block_attention: the attention kernel alone over a batch of requests with a block of 32
+            tokens and keys of its own each, by requests × keys per request.
         gate: router, top-k, sort by expert, ids and weights on the host, by tokens.
         shared_expert, dense_layer, lm_head, merge, embedding: by tokens.
         launch, synchronize: host time of one kernel launch; of waiting for a finished one.
@@ -216,7 +217,8 @@ class Profile(_Strict, frozen=True):
     cpu_experts: StrategyGrid
     cpu_link: Curve
     dense: Grid
-    batch_attention: Grid
+    projections: Curve
+    block_attention: Grid
     gate: Curve
     shared_expert: Curve
     dense_layer: Curve
@@ -261,7 +263,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "cpu_experts": _EXPERTS,
     "cpu_link": _TOKENS,
     "dense": ("tokens", "context"),
-    "batch_attention": ("requests", "context"),
+    "projections": _TOKENS,
+    "block_attention": ("requests", "keys"),
     "gate": _TOKENS,
     "shared_expert": _TOKENS,
     "dense_layer": _TOKENS,

@@ -31,6 +31,7 @@ EXPERTS = (1, 256)
 CONTEXT = (0, 32768)
 BYTES = (1, 1 << 30)
 REQUESTS = (1, 4096)
+KEYS = (1, 65536)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Affine:
     dense_us: float = 100.0
     dense_per_token_us: float = 0.0
     dense_per_context_us: float = 0.0
-    batch_attention_per_request_us: float = 0.0
+    attention_per_request_us: float = 0.0
+    attention_per_key_us: float = 0.0
     gate_us: float = 30.0
     shared_expert_us: float = 20.0
     dense_layer_us: float = 40.0
@@ -80,6 +82,9 @@ def affine_profile(geometry: CostGeometry, costs: Affine | None = None) -> Profi
 
     def dense(tokens: float, context: float) -> float:
         return c.dense_us + c.dense_per_token_us * tokens + c.dense_per_context_us * context
+
+    def attention(requests: float, keys: float) -> float:
+        return c.attention_per_request_us * requests + c.attention_per_key_us * requests * keys
 
     experts = ("experts", "tokens_per_expert")
     cpu_grid = _grid(experts, EXPERTS, TOKENS, cpu)
@@ -116,12 +121,8 @@ def affine_profile(geometry: CostGeometry, costs: Affine | None = None) -> Profi
         ),
         cpu_link=_constant(c.cpu_link_us),
         dense=_grid(("tokens", "context"), TOKENS, CONTEXT, dense),
-        batch_attention=_grid(
-            ("requests", "context"),
-            REQUESTS,
-            CONTEXT,
-            lambda requests, _: c.batch_attention_per_request_us * (requests - 1),
-        ),
+        projections=_curve("tokens", TOKENS, lambda tokens: dense(tokens, 0)),
+        block_attention=_grid(("requests", "keys"), REQUESTS, KEYS, attention),
         gate=_constant(c.gate_us),
         shared_expert=_constant(c.shared_expert_us),
         dense_layer=_constant(c.dense_layer_us),

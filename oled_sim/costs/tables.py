@@ -26,10 +26,10 @@ __all__ = [
     "BUSY_GPU",
     "BUSY_H2D",
     "CostTables",
-    "batch_attention_us",
     "cpu_experts_us",
     "cpu_link_us",
     "d2h_us",
+    "dense_batch_us",
     "dense_layer_us",
     "dense_us",
     "embedding_us",
@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 TABLE_NAMES = tuple(AXES)
-H2D, PAGEABLE, D2H, GPU_EXPERTS, CPU_EXPERTS, CPU_LINK, DENSE, BATCH_ATTENTION = range(8)
-GATE, SHARED_EXPERT, DENSE_LAYER, LM_HEAD, MERGE, EMBEDDING = range(8, 14)
+H2D, PAGEABLE, D2H, GPU_EXPERTS, CPU_EXPERTS, CPU_LINK, DENSE, PROJECTIONS = range(8)
+BLOCK_ATTENTION, GATE, SHARED_EXPERT, DENSE_LAYER, LM_HEAD, MERGE, EMBEDDING = range(8, 15)
 
 BUSY_GPU, BUSY_H2D, BUSY_CPU = 1, 2, 4
 """Bits of a set of busy lanes; a lane's own bit is ignored. Lane i has bit ``1 << i``."""
@@ -207,15 +207,19 @@ def dense_us(tables: CostTables, tokens: float, context: float) -> float:
 
 
 @njit(cache=True)
-def batch_attention_us(tables: CostTables, requests: float, context: float) -> float:
-    """What to add to :func:`dense_us` when its tokens belong to several requests.
+def dense_batch_us(tables: CostTables, tokens: float, requests: float, context: float) -> float:
+    """Norms, attention and output projection of one layer for a batch.
 
-    :func:`dense_us` lets all tokens share one context; here every request reads its own, of
-    ``context`` tokens on average. Zero for one request.
+    ``tokens`` are those of all ``requests`` together; every request has a context of its own, of
+    ``context`` tokens on average. One request is :func:`dense_us`.
     """
-    if requests <= 1:
+    if tokens <= 0:
         return 0.0
-    return lookup(tables, BATCH_ATTENTION, float(requests), float(context))
+    if requests <= 1:
+        return lookup(tables, DENSE, float(tokens), float(context))
+    keys = context + tokens / requests
+    shared = lookup(tables, PROJECTIONS, float(tokens), 0.0)
+    return shared + lookup(tables, BLOCK_ATTENTION, float(requests), keys)
 
 
 @njit(cache=True)
