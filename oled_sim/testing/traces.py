@@ -56,9 +56,11 @@ def random_request(
     """
     builder = RequestBuilder(geometry, request)
     course = _Course(rng, geometry, tokens, prompt, keep)
-    for _ in range(passes):
+    for i in range(passes):
         step = course.advance()
-        builder.add_pass(*step.columns, **_routing(rng, geometry, step.routes, signals, ragged))
+        # A whole first pass makes sure that the request has an event.
+        routing = _routing(rng, geometry, step.routes, signals, ragged and i > 0)
+        builder.add_pass(*step.columns, **routing)
     trace = builder.build()
     if "confidence" not in signals:
         trace = replace(trace, confidence=np.full_like(trace.confidence, np.nan))
@@ -184,9 +186,8 @@ def _drop_rows(
     rng: np.random.Generator, routes: NDArray[np.int64], gates: NDArray[np.float64] | None
 ) -> list[LayerRoutes]:
     layers, tokens, _ = routes.shape
-    kept_layers = np.flatnonzero(rng.random(layers) < 0.8)
     events = []
-    for layer in kept_layers:
+    for layer in np.flatnonzero(rng.random(layers) < 0.8):
         rows = np.sort(rng.permutation(tokens)[: rng.integers(1, tokens + 1)])
         chosen = None if gates is None else gates[layer, rows]
         events.append(LayerRoutes(int(layer), rows, routes[layer, rows], chosen))

@@ -240,7 +240,7 @@ class RequestBuilder:
         gates = [r.gates for r in routes if r.gates is not None]
         if not gates:
             return None
-        if len(gates) != len(routes):
+        if len(gates) != sum(len(r.layer) > 0 for r in routes):
             raise TraceError(f"request {self.request}: gates were given for some passes only")
         return np.concatenate(gates)
 

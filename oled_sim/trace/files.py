@@ -42,3 +42,8 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def table_path(table: str, request: int) -> str:
+    """Return the path of a request's table relative to its trace."""
+    return f"{table}/{request:05d}.parquet"

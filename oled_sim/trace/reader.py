@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from oled_sim.errors import TraceError
 from oled_sim.geometry import RoutingGeometry
-from oled_sim.trace.files import sha256_hex
+from oled_sim.trace.files import sha256_hex, table_path
 from oled_sim.trace.manifest import MANIFEST, FileEntry, Manifest, load_manifest
 from oled_sim.trace.schema import RequestTrace
 from oled_sim.trace.tables import TABLES, Layout, decode_table, from_tables, schemas
-from oled_sim.trace.validate import check_request
-from oled_sim.trace.writer import table_path
+from oled_sim.trace.validate import RuleError, check_request
 
 RECORDING_FLAGS = {
     "full_gate": "--full-gate",
@@ -76,8 +75,8 @@ class Trace:
         tables = {name: self._read_table(name, request, entry.files, wanted) for name in TABLES}
         try:
             trace = from_tables(tables, self._layout)
-        except TraceError as error:
-            raise TraceError(f"{self.path}, request {request}: {error}") from None
+        except RuleError as broken:
+            raise broken.locate(str(self.path), request) from None
         check_request(trace, self.manifest, str(self.path), signals=wanted, entry=entry)
         return trace
 

@@ -20,6 +20,7 @@ from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.builder import offsets
 from oled_sim.trace.manifest import expert_dtype
 from oled_sim.trace.schema import COSINE_GAPS, SCHEMA_VERSION, RequestTrace
+from oled_sim.trace.validate import RuleError
 
 TABLES = ("iterations", "tokens", "routing")
 
@@ -90,20 +91,33 @@ def to_tables(trace: RequestTrace, layout: Layout) -> dict[str, pa.Table]:
     return {name: _table(builders[name](trace, layout), found[name]) for name in TABLES}
 
 
+class _Place(NamedTuple):
+    """Where the rows of a table are in the request, for messages."""
+
+    table: str
+    iteration: NDArray[Any]
+    layer: NDArray[Any] | None = None
+
+    def of(self, row: int) -> tuple[int, int | None]:
+        """Return iteration and layer of a row."""
+        return int(self.iteration[row]), None if self.layer is None else int(self.layer[row])
+
+
 def from_tables(tables: Mapping[str, pa.Table], layout: Layout) -> RequestTrace:
-    """Convert the tables of a request to memory; columns of absent signals become None.
+    """Convert the tables of a request to memory; columns that were not read become None.
 
     Raises:
-        TraceError: list lengths or iteration numbers that no request could have.
+        RuleError: list lengths, layers or iteration numbers that no request could have.
     """
+    _check_numbers(tables)
     iterations, tokens, routing = (tables[name] for name in TABLES)
-    passes = iterations.num_rows
-    _check_iterations(tables)
-    token_offset = offsets(np.bincount(_column(tokens, "iteration"), minlength=passes))
-    event_pass = _column(routing, "iteration")
-    k = layout.geometry.top_k
+    geometry, k = layout.geometry, layout.geometry.top_k
+    token_offset = offsets(_column(iterations, "tokens"))
+    event_pass, layers = _column(routing, "iteration"), _column(routing, "layer")
+    passes = _Place("iterations", np.arange(iterations.num_rows))
+    events = _Place("routing", event_pass, layers)
     experts, lengths = _lists(routing, "experts")
-    event_offset = offsets(_divide(lengths, k, "experts"))
+    event_offset = offsets(_divide(lengths, k, "experts", events))
     return RequestTrace(
         request=int(_column(iterations, "request")[0]),
         kind=_column(iterations, "kind"),
@@ -119,14 +133,14 @@ def from_tables(tables: Mapping[str, pa.Table], layout: Layout) -> RequestTrace:
         accepted=_column(tokens, "accepted"),
         edited=_column(tokens, "edited"),
         event_pass=event_pass,
-        event_layer=_layer_index(_column(routing, "layer"), layout.geometry),
+        event_layer=_layer_index(layers, geometry, events),
         event_offset=event_offset,
         experts=experts.reshape(-1, k),
-        gates=_matrix(routing, "gates", k),
+        gates=_matrix(routing, "gates", k, events),
         row_token=_row_tokens(routing, token_offset, event_pass, event_offset),
-        full_gate=_matrix(routing, "full_gate", layout.geometry.experts),
-        embedding=_matrix(iterations, "embedding", None),
-        cosines=_float32(_matrix(iterations, "cosines", COSINE_GAPS)),
+        full_gate=_matrix(routing, "full_gate", geometry.experts, events),
+        embedding=_matrix(iterations, "embedding", None, passes),
+        cosines=_float32(_matrix(iterations, "cosines", COSINE_GAPS, passes)),
     )
 
 
@@ -265,22 +279,23 @@ def _lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]
     return lists.flatten().to_numpy(zero_copy_only=False), lengths
 
 
-def _matrix(table: pa.Table, name: str, width: int | None) -> NDArray[Any] | None:
-    """Return a list column as rows of ``width`` values (None: the width of its rows)."""
+def _matrix(table: pa.Table, name: str, width: int | None, place: _Place) -> NDArray[Any] | None:
+    """Return a list column as rows of ``width`` values (None: as many as its first row has)."""
     if name not in table.column_names:
         return None
     flat, lengths = _lists(table, name)
-    width = width or int(lengths[0])
-    _divide(lengths, width, name)
+    width = int(lengths[0]) if width is None else width
+    _divide(lengths, width, name, place)
     return flat.reshape(-1, width)
 
 
-def _divide(lengths: NDArray[np.int64], width: int, name: str) -> NDArray[np.int64]:
-    if width == 0 or (lengths % width).any():
-        row = int(np.argmax(lengths % max(width, 1) > 0))
-        raise TraceError(
-            f"column {name!r}, row {row}: {lengths[row]} values are no multiple of {width}"
-        )
+def _divide(lengths: NDArray[np.int64], width: int, name: str, place: _Place) -> NDArray[np.int64]:
+    """Return ``lengths / width``, which must be whole."""
+    wrong = lengths % width != 0 if width else np.ones(len(lengths), np.bool_)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        problem = f"{lengths[row]} values of {name!r} are no multiple of {width}"
+        raise RuleError(place.table, problem, *place.of(row))
     return lengths // width
 
 
@@ -288,13 +303,15 @@ def _float32(values: NDArray[Any] | None) -> NDArray[np.float32] | None:
     return None if values is None else values.astype(np.float32)
 
 
-def _layer_index(layers: NDArray[Any], geometry: RoutingGeometry) -> NDArray[np.int16]:
+def _layer_index(
+    layers: NDArray[Any], geometry: RoutingGeometry, place: _Place
+) -> NDArray[np.int16]:
     known = np.asarray(geometry.layers)
     index = np.minimum(np.searchsorted(known, layers), len(known) - 1)
-    if (wrong := known[index] != layers).any():
-        raise TraceError(
-            f"layer {layers[np.argmax(wrong)]} is none of the model's {known.tolist()}"
-        )
+    wrong = known[index] != layers
+    if wrong.any():
+        problem = f"the model's recorded layers are {known.tolist()}"
+        raise RuleError(place.table, problem, *place.of(int(np.argmax(wrong))))
     return index.astype(np.int16)
 
 
@@ -312,25 +329,33 @@ def _row_tokens(
     else:
         within, lengths = _lists(routing, "token")
         if not np.array_equal(lengths, rows):
-            raise TraceError("column 'token' and column 'experts' differ in length")
+            raise RuleError("routing", "the columns 'token' and 'experts' differ in length")
     return (np.repeat(first, rows) + within).astype(np.int32)
 
 
-def _check_iterations(tables: Mapping[str, pa.Table]) -> None:
-    """Refuse numbers that later steps index with; finer rules are in ``validate``."""
-    passes = tables["iterations"].num_rows
-    if passes == 0 or not np.array_equal(
-        _column(tables["iterations"], "iteration"), np.arange(passes)
-    ):
-        raise TraceError("iterations: the rows are not numbered 0, 1, 2, ...")
+def _check_numbers(tables: Mapping[str, pa.Table]) -> None:
+    """Check the numbers that conversion indexes with; finer rules are in ``validate``."""
+    iterations = tables["iterations"]
+    passes = iterations.num_rows
+    if passes == 0 or not np.array_equal(_column(iterations, "iteration"), np.arange(passes)):
+        raise RuleError("iterations", "iterations are not numbered 0, 1, 2, ...")
     for name in ("tokens", "routing"):
-        numbers = _column(tables[name], "iteration")
-        steps = np.diff(numbers) < 0
-        if steps.any():
-            raise TraceError(f"{name}: iteration {numbers[1:][steps][0]} comes after a later one")
-        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < passes:
-            raise TraceError(f"{name}: iteration {numbers[-1]} is not in the table 'iterations'")
-    wanted = set(_column(tables["iterations"], "request"))
-    for name in TABLES:
-        if set(_column(tables[name], "request")) - wanted or len(wanted) != 1:
-            raise TraceError(f"{name}: rows of more than one request in a file")
+        _check_iterations(name, _column(tables[name], "iteration"), passes)
+    stated = _column(iterations, "tokens")
+    found = np.bincount(_column(tables["tokens"], "iteration"), minlength=passes)
+    if (wrong := stated != found).any():
+        i = int(np.argmax(wrong))
+        raise RuleError("tokens", f"{found[i]} tokens, the pass has {stated[i]}", i)
+    numbers = np.concatenate([_column(tables[name], "request") for name in TABLES])
+    if (numbers != numbers[0]).any():
+        raise RuleError("iterations", "the tables hold rows of several requests")
+
+
+def _check_iterations(table: str, numbers: NDArray[np.int32], passes: int) -> None:
+    descends = np.diff(numbers) < 0
+    if descends.any():
+        iteration = int(numbers[1:][descends][0])
+        raise RuleError(table, "the iteration comes after a later one", iteration)
+    if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < passes:
+        iteration = int(numbers[0] if numbers[0] < 0 else numbers[-1])
+        raise RuleError(table, "the iteration is not in the table 'iterations'", iteration)

@@ -10,7 +10,7 @@ import msgspec
 from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.builder import RequestBuilder, canonical
-from oled_sim.trace.files import TEMPORARY_SUFFIX, sha256_hex, write_atomic
+from oled_sim.trace.files import TEMPORARY_SUFFIX, sha256_hex, table_path, write_atomic
 from oled_sim.trace.manifest import (
     MANIFEST,
     FileEntry,
@@ -210,8 +210,3 @@ class OpenRequest(RequestBuilder):
             prompt_row=self._prompt_row,
             prompt_sha256=self._prompt_sha256,
         )
-
-
-def table_path(table: str, request: int) -> str:
-    """Return the path of a request's table relative to the trace."""
-    return f"{table}/{request:05d}.parquet"
