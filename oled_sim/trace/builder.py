@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from oled_sim.errors import TraceError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.manifest import expert_dtype
 from oled_sim.trace.schema import COSINE_GAPS, RequestTrace
+from oled_sim.trace.validate import sortable_bits
 
 
 class LayerRoutes(NamedTuple):
@@ -261,23 +263,41 @@ def canonical(trace: RequestTrace) -> RequestTrace:
 
     Rows of an event by token, the k slots of a row by stored gate score descending, then id.
     """
-    import dataclasses
-
-    event = np.repeat(np.arange(trace.events), np.diff(trace.event_offset))
-    rows = np.lexsort((trace.row_token, event))
-    experts = trace.experts[rows]
-    gates = None if trace.gates is None else trace.gates[rows]
+    experts, gates, row_token = trace.experts, trace.gates, trace.row_token
+    if (order := _row_order(trace)) is not None:
+        experts, row_token = experts[order], row_token[order]
+        gates = None if gates is None else gates[order]
     if gates is None:
-        return dataclasses.replace(
-            trace, experts=np.sort(experts, axis=1), row_token=trace.row_token[rows]
-        )
-    slots = np.lexsort((experts, -gates), axis=1)
-    return dataclasses.replace(
-        trace,
-        experts=np.take_along_axis(experts, slots, axis=1),
-        gates=np.take_along_axis(gates, slots, axis=1),
-        row_token=trace.row_token[rows],
-    )
+        experts = np.sort(experts, axis=1)
+    else:
+        experts, gates = _sort_slots(experts, gates)
+    return replace(trace, experts=experts, gates=gates, row_token=row_token)
+
+
+def _row_order(trace: RequestTrace) -> NDArray[np.intp] | None:
+    """Return the permutation that puts rows in token order, None when they are."""
+    descends = np.diff(trace.row_token) < 0
+    descends[trace.event_offset[1:-1] - 1] = False
+    if not descends.any():
+        return None
+    event = np.repeat(np.arange(trace.events), np.diff(trace.event_offset))
+    return np.lexsort((trace.row_token, event))
+
+
+def _sort_slots(
+    experts: NDArray[Any], gates: NDArray[np.float16]
+) -> tuple[NDArray[Any], NDArray[np.float16]]:
+    """Sort rows by gate descending, then id.
+
+    Score and id share one integer, so that a plain sort does it, with nothing to gather.
+    """
+    score = sortable_bits(gates.view(np.uint16))
+    keys = ((~score).astype(np.uint32) << 16) | experts
+    keys.sort(axis=1)
+    score = ~(keys >> 16).astype(np.uint16)
+    positive = (score >> 15).astype(np.bool_)
+    bits = np.where(positive, score & np.uint16(0x7FFF), ~score)
+    return (keys & 0xFFFF).astype(experts.dtype), bits.view(np.float16)
 
 
 def offsets(counts: ArrayLike) -> NDArray[np.int64]:

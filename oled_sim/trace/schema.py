@@ -7,7 +7,7 @@ stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -45,7 +45,8 @@ class RequestTrace:
     I passes, V events (one per pass and recorded MoE layer), T token rows in all passes, N
     routing rows in all events. Rows of pass ``i`` are ``token_offset[i]:token_offset[i + 1]``;
     routing rows of event ``v`` are ``event_offset[v]:event_offset[v + 1]``. Events are in
-    execution order: by pass, then by layer.
+    execution order: by pass, then by layer. Arrays are made read-only, whoever built them, so that
+    compiled code sees one type.
 
     Attributes:
         request: number of the request in the trace.
@@ -93,6 +94,12 @@ class RequestTrace:
     full_gate: NDArray[np.float16] | None = None
     embedding: NDArray[np.float16] | None = None
     cosines: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if isinstance(values, np.ndarray):
+                values.flags.writeable = False
 
     @property
     def passes(self) -> int:

@@ -26,7 +26,6 @@ TABLES = ("iterations", "tokens", "routing")
 
 _PARQUET_OPTIONS: dict[str, Any] = {
     "compression": "zstd",
-    "compression_level": 12,
     "write_statistics": False,
     "write_page_checksum": True,
     "store_schema": False,
@@ -144,13 +143,18 @@ def from_tables(tables: Mapping[str, pa.Table], layout: Layout) -> RequestTrace:
     )
 
 
-def encode_table(table: pa.Table) -> pa.Buffer:
+def encode_table(table: pa.Table, compression_level: int) -> pa.Buffer:
     """Return the bytes of a Parquet file: one row group, zstd, page checksums."""
-    sink = pa.BufferOutputStream()
-    split = [path for path, kind in _leaves(table.schema) if pa.types.is_float16(kind)]
+    # Ids and scores hardly repeat as whole values; split into byte planes they compress best.
+    split = [path for path, kind in _leaves(table.schema) if path.endswith(".element")]
     rest = [path for path, _ in _leaves(table.schema) if path not in split]
-    encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
-    with pq.ParquetWriter(sink, table.schema, **_PARQUET_OPTIONS, **encodings) as writer:
+    options: dict[str, Any] = {
+        "use_dictionary": rest,
+        "use_byte_stream_split": split,
+        "compression_level": compression_level,
+    }
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **_PARQUET_OPTIONS, **options) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(table.schema.metadata)
     return sink.getvalue()
@@ -207,11 +211,19 @@ def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_list(kind):
-        return pa.array(values, type=kind)
-    flat, offsets = values
-    return pa.ListArray.from_arrays(
-        pa.array(offsets, type=pa.int32()), pa.array(flat, type=kind.value_type), type=kind
-    )
+        return _wrap(values, kind)
+    flat, rows = values
+    items = _wrap(flat, kind.value_type)
+    return pa.ListArray.from_arrays(_wrap(rows, pa.int32()), items, type=kind)
+
+
+def _wrap(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return an Arrow array over numpy memory (`pa.array` would copy, and import pandas)."""
+    if pa.types.is_boolean(kind):
+        data = np.packbits(values, bitorder="little")
+    else:
+        data = np.ascontiguousarray(values, dtype=kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])
 
 
 def _iterations(trace: RequestTrace, layout: Layout) -> dict[str, Any]:
@@ -269,14 +281,30 @@ def _flat(
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any]:
-    return table[name].combine_chunks().to_numpy(zero_copy_only=False)
+    return _unwrap(_chunk(table, name))
+
+
+def _chunk(table: pa.Table, name: str) -> Any:
+    column = table[name]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _unwrap(array: Any) -> NDArray[Any]:
+    """Return the memory of an Arrow array without nulls (`to_numpy` would import pandas)."""
+    if len(array) == 0:
+        return np.empty(0, array.type.to_pandas_dtype())
+    data, start, stop = array.buffers()[1], array.offset, array.offset + len(array)
+    if pa.types.is_boolean(array.type):
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=stop, bitorder="little")
+        return bits[start:].astype(np.bool_)
+    return np.frombuffer(data, array.type.to_pandas_dtype())[start:stop]
 
 
 def _lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the flat values and the lengths of a list column."""
-    lists = table[name].combine_chunks()
-    lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
-    return lists.flatten().to_numpy(zero_copy_only=False), lengths
+    lists = _chunk(table, name)
+    lengths = np.diff(_unwrap(lists.offsets)).astype(np.int64)
+    return _unwrap(lists.flatten()), lengths
 
 
 def _matrix(table: pa.Table, name: str, width: int | None, place: _Place) -> NDArray[Any] | None:

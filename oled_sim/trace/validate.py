@@ -11,7 +11,7 @@ an engine profiles itself with.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +91,19 @@ def check_request(
         raise broken.locate(where, trace.request) from None
 
 
-class _View(NamedTuple):
-    trace: RequestTrace
-    manifest: Manifest
-    signals: frozenset[str]
+class _View:
+    """A request in the form that rules read: slots as rows, so that numpy runs along tokens.
+
+    ``ids``: [k, N]. ``gate_bits``: uint16 [k, N], the float16 scores as bits, or None.
+    """
+
+    def __init__(self, trace: RequestTrace, manifest: Manifest, signals: frozenset[str]) -> None:
+        self.trace = trace
+        self.manifest = manifest
+        self.signals = signals
+        self.ids = np.ascontiguousarray(trace.experts.T)
+        gates = trace.gates
+        self.gate_bits = None if gates is None else np.ascontiguousarray(gates.T).view(np.uint16)
 
     @property
     def geometry(self) -> RoutingGeometry:
@@ -269,11 +278,10 @@ def _distinct_rows(view: _View, rows: NDArray[np.int64]) -> None:
 
 
 def _expert_ids(view: _View) -> None:
-    ids = np.ascontiguousarray(view.trace.experts.T)
-    experts, k = view.geometry.experts, view.geometry.top_k
+    ids, experts = view.ids, view.geometry.experts
     outside = (ids >= experts).any(axis=0)
     view.refuse_row(outside, f"ids {{}} are not all within 0..{experts - 1}")
-    if k > 1:
+    if len(ids) > 1:
         zero = ~ids.any(axis=0)
         view.refuse_row(zero, "ids {} are all 0: drop padding rows and unfilled shards")
     view.refuse_row(_repeats(ids), "an expert occurs twice in the top-k {}")
@@ -288,15 +296,15 @@ def _repeats(ids: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _dummy_rows(view: _View) -> None:
-    t = view.trace
-    gated = "gates" in view.manifest.signals
+    t, gated = view.trace, "gates" in view.manifest.signals
     run = DUMMY_ROWS if gated else DUMMY_ROWS_WITHOUT_GATES
     trivial = view.geometry.top_k == view.geometry.experts and not gated
-    if trivial or np.diff(t.event_offset).max() < run or (gated and t.gates is None):
+    unread = gated and view.gate_bits is None
+    if trivial or unread or np.diff(t.event_offset).max() < run:
         return
-    same = (t.experts[1:] == t.experts[:-1]).all(axis=1)
-    if t.gates is not None:
-        same &= (t.gates[1:] == t.gates[:-1]).all(axis=1)
+    same = (view.ids[:, 1:] == view.ids[:, :-1]).all(axis=0)
+    if view.gate_bits is not None:
+        same &= (view.gate_bits[:, 1:] == view.gate_bits[:, :-1]).all(axis=0)
     same[t.event_offset[1:-1] - 1] = False
     count = np.concatenate(([0], np.cumsum(same)))
     whole = count[run - 1 :] - count[: 1 - run] == run - 1
@@ -307,53 +315,54 @@ def _unfilled_shards(view: _View) -> None:
     """Find slots that hold expert 0 (and gate 0) in every row of a layer."""
     t, g = view.trace, view.geometry
     gated = "gates" in view.manifest.signals
-    if g.top_k == g.experts or (gated and t.gates is None):
+    if g.top_k == g.experts or (gated and view.gate_bits is None):
         return
-    zero = t.experts == 0
-    if t.gates is not None:
-        zero &= t.gates == 0
-    if not (zero.sum(axis=0) >= DUMMY_ROWS).any():
-        return
+    zero = view.ids == 0
+    if view.gate_bits is not None:
+        zero &= view.gate_bits == 0
+    slots = np.flatnonzero(zero.sum(axis=1) >= DUMMY_ROWS)
     layer = np.repeat(t.event_layer, np.diff(t.event_offset))
-    for index in range(len(g.layers)):
-        rows = layer == index
-        if rows.sum() >= DUMMY_ROWS and zero[rows].all(axis=0).any():
-            first = int(np.argmax(t.event_layer == index))
-            view.blame_event(first, "expert 0 fills a slot of every row: a shard is not recorded")
+    for slot in slots:
+        spikes = np.bincount(layer[zero[slot]], minlength=len(g.layers))
+        rows = np.bincount(layer, minlength=len(g.layers))
+        filled = (spikes == rows) & (rows >= DUMMY_ROWS)
+        problem = "expert 0 fills one slot of every row of the layer: a shard was not recorded"
+        view.refuse_event(filled[t.event_layer], problem)
 
 
 def _gate_values(view: _View) -> None:
-    gates = view.trace.gates
-    if gates is None:
+    gates, bits = view.trace.gates, view.gate_bits
+    if gates is None or bits is None:
         return
-    bits = gates.view(np.uint16)
     if view.manifest.gate_convention != RENORMALISED_GATES:
-        wrong = (bits & _FLOAT16_INFINITY) == _FLOAT16_INFINITY
-        view.refuse_row(wrong.any(axis=1), "a gate of the experts {} is not finite")
+        wrong = ((bits & _FLOAT16_INFINITY) == _FLOAT16_INFINITY).any(axis=0)
+        view.refuse_row(wrong, "a gate of the experts {} is not finite")
         return
-    if bits.max() >= _FLOAT16_INFINITY:
-        wrong = (bits >= _FLOAT16_INFINITY).any(axis=1)
-        view.refuse_row(wrong, "a gate of the experts {} is negative or not finite")
+    # Bits above infinity's are NaN or have the sign bit set.
+    wrong = (bits >= _FLOAT16_INFINITY).any(axis=0)
+    view.refuse_row(wrong, "a gate of the experts {} is negative or not finite")
     total = gates.astype(np.float32) @ np.ones(gates.shape[1], np.float32)
     wrong = np.abs(total - 1) > GATE_SUM_TOLERANCE
     view.refuse_row(wrong, "the gates of the experts {} do not sum to 1")
 
 
 def _slot_order(view: _View) -> None:
-    t, manifest = view.trace, view.manifest
-    unread = "gates" in manifest.signals and t.gates is None
-    if manifest.row_order != "canonical" or unread:
+    gated = "gates" in view.manifest.signals
+    if view.manifest.row_order != "canonical" or (gated and view.gate_bits is None):
         return
-    ascending = t.experts[:, :-1] < t.experts[:, 1:]
-    if t.gates is None:
-        view.refuse_row(~ascending.all(axis=1), "ids {} are not ascending")
+    ascending = view.ids[:-1] < view.ids[1:]
+    if view.gate_bits is None:
+        view.refuse_row(~ascending.all(axis=0), "ids {} are not ascending")
         return
-    higher, lower = t.gates[:, :-1], t.gates[:, 1:]
-    if manifest.gate_convention == RENORMALISED_GATES:
-        # Non-negative float16 numbers sort like their bits, which compare many times faster.
-        higher, lower = higher.view(np.uint16), lower.view(np.uint16)
-    ordered = (higher > lower) | ((higher == lower) & ascending)
-    view.refuse_row(~ordered.all(axis=1), "experts {} are not in order of gate score, then id")
+    scores = sortable_bits(view.gate_bits)
+    ordered = (scores[:-1] > scores[1:]) | ((scores[:-1] == scores[1:]) & ascending)
+    view.refuse_row(~ordered.all(axis=0), "experts {} are not in order of gate score, then id")
+
+
+def sortable_bits(bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """Map bits of float16 to integers of the same order, which compare many times faster."""
+    negative = (bits >> 15).astype(np.bool_)
+    return np.where(negative, ~bits, bits | np.uint16(0x8000))
 
 
 def _event_signals(view: _View) -> None:
