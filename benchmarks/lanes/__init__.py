@@ -1,0 +1,1 @@
+"""Measuring the lanes of one machine: the parts behind ``measure_lanes.py``."""
