@@ -236,6 +236,8 @@ def _some(names: list[str]) -> str:
 def _allocate(model: LLaDA2MoeModelLM, device: torch.device) -> None:
     """Give the ``meta`` tensors of ``model`` memory on ``device``."""
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if device.type == "cpu" and size > _available_bytes():
+        raise _too_large(size, device)
     try:
         model.to_empty(device=device)
     except torch.OutOfMemoryError:
@@ -244,6 +246,15 @@ def _allocate(model: LLaDA2MoeModelLM, device: torch.device) -> None:
         if "allocate memory" not in str(error):
             raise
         raise _too_large(size, device) from None
+    model.tie_weights()  # each parameter was allocated by itself
+
+
+def _available_bytes() -> float:
+    """Return free host memory where the system tells (Linux overcommits, then kills)."""
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else float("inf")
 
 
 def _too_large(size: int, device: torch.device) -> CapacityError:

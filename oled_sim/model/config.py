@@ -197,7 +197,7 @@ class LLaDA2Config(msgspec.Struct, frozen=True, kw_only=True):
             CheckpointError: as :meth:`from_dict`, naming the file.
         """
         file = Path(path)
-        file = file / CONFIG_FILE if file.is_dir() else file
+        file = file if file.suffix == ".json" else file / CONFIG_FILE
         try:
             raw = msgspec.json.decode(file.read_bytes())
             if not isinstance(raw, dict):

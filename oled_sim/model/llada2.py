@@ -90,9 +90,13 @@ class LLaDA2MoeModelLM(nn.Module):
         self.config = config
         self.model = LLaDA2MoeModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.word_embeddings.weight
+        self.tie_weights()
         self.init_weights(seed)
+
+    def tie_weights(self) -> None:
+        """Share the embedding with the head, if the configuration ties them."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.word_embeddings.weight
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
