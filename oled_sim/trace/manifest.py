@@ -18,8 +18,8 @@ import numpy as np
 
 from oled_sim.errors import TraceError
 from oled_sim.geometry import RoutingGeometry
-from oled_sim.trace.files import sha256_hex, write_atomic
-from oled_sim.trace.schema import SCHEMA_VERSION, SIGNALS
+from oled_sim.trace.files import sha256_hex, table_path, write_atomic
+from oled_sim.trace.schema import SCHEMA_VERSION, SIGNALS, TABLES
 
 MANIFEST = "manifest.json"
 FORMAT = "oled-sim-trace"
@@ -205,6 +205,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         numbers = [r.request for r in self.requests]
         if numbers != sorted(set(numbers)):
             yield "request numbers are not distinct and ascending"
+        for r in self.requests:
+            if set(r.files) != {table_path(name, r.request) for name in TABLES}:
+                yield f"request {r.request} does not list exactly the files of its tables"
 
     def _span(self) -> str:
         numbers = [r.request for r in self.requests]

@@ -18,6 +18,9 @@ SCHEMA_VERSION = 1
 SIGNALS = ("ids", "gates", "confidence", "token_state", "full_gate", "embedding", "cosines")
 """Signals that a trace may hold and that a policy or analysis may need."""
 
+TABLES = ("iterations", "tokens", "routing")
+"""Parquet tables of a request: one row per pass, per token of a pass, per event."""
+
 COSINE_GAPS = 8
 """``cosines`` compares a pass with each of this many previous passes of the request."""
 

@@ -19,10 +19,8 @@ from oled_sim.errors import TraceError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.builder import offsets
 from oled_sim.trace.manifest import expert_dtype
-from oled_sim.trace.schema import COSINE_GAPS, SCHEMA_VERSION, RequestTrace
+from oled_sim.trace.schema import COSINE_GAPS, SCHEMA_VERSION, TABLES, RequestTrace
 from oled_sim.trace.validate import RuleError
-
-TABLES = ("iterations", "tokens", "routing")
 
 _PARQUET_OPTIONS: dict[str, Any] = {
     "compression": "zstd",

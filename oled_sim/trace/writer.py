@@ -19,8 +19,8 @@ from oled_sim.trace.manifest import (
     load_manifest,
     save_manifest,
 )
-from oled_sim.trace.schema import RequestTrace
-from oled_sim.trace.tables import TABLES, Layout, encode_table, to_tables
+from oled_sim.trace.schema import TABLES, RequestTrace
+from oled_sim.trace.tables import Layout, encode_table, to_tables
 from oled_sim.trace.validate import check_request
 
 
