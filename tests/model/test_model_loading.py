@@ -54,19 +54,11 @@ def test_tokenizer(folder):
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.vocab_size == 8
     assert tokenizer.encode("two is two") == [1, 3, 1]
-    assert tokenizer.encode_prompt("two") == [1]
+    assert tokenizer.encode("Q<|mask|>") == [4, 6]
     assert tokenizer.decode([1, 2, tokenizer.token_id("<|endoftext|>")]) == "two plus"
     assert "<|endoftext|>" in tokenizer.decode([1, 7], skip_special=False)
     with pytest.raises(UsageError, match="no token 'three'"):
         tokenizer.token_id("three")
-
-
-def test_prompt_template(folder):
-    (folder / "prompt_template.txt").write_text("Q {prompt} A")
-    assert Tokenizer.from_folder(folder).encode_prompt("two is") == [4, 1, 3, 5]
-    (folder / "prompt_template.txt").write_text("no place")
-    with pytest.raises(CheckpointError, match="exactly once"):
-        Tokenizer.from_folder(folder)
 
 
 def test_broken_tokenizer(folder):
