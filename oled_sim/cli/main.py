@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OledSimError as error:
         _fail(error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", 130)
+        _fail("interrupted", 1)
     except MemoryError:
         _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
     except BrokenPipeError:

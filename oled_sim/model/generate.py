@@ -115,7 +115,7 @@ def generate(
     Raises:
         UsageError: a prompt does not fit the context or holds an impossible token.
     """
-    _check_prompts(prompts, settings, model.config)
+    check_prompts(prompts, settings, model.config)
     batch = _Batch(model, prompts, settings)
     while active := batch.active():
         for record in batch.step(active):
@@ -264,9 +264,14 @@ def _record(row: int, forward: int, outcome: Outcome, end: int, took_us: float) 
     )
 
 
-def _check_prompts(
+def check_prompts(
     prompts: Sequence[Sequence[int]], settings: DecodeSettings, config: LLaDA2Config
 ) -> None:
+    """Check that a model of ``config`` can generate for ``prompts`` (token ids).
+
+    Raises:
+        UsageError: no prompt, one that does not fit the context, or an impossible token.
+    """
     if not prompts:
         raise UsageError("no prompt to generate from")
     for number, prompt in enumerate(prompts):

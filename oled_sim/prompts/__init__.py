@@ -14,9 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from oled_sim.errors import UsageError
 
-__all__ = ["DEFAULT_TEMPLATES", "Prompt", "bundled_prompts", "read_prompts"]
+__all__ = ["DEFAULT_TEMPLATES", "Prompt", "bundled_prompts", "read_prompts", "read_templates"]
+
+TEMPLATES_FILE = "prompt_templates.json"
+"""In a checkpoint folder: field name to template, for prompts as the model was trained on."""
 
 DEFAULT_TEMPLATES: dict[str, str] = {
     "prompt": "{prompt}",
@@ -47,6 +52,21 @@ def bundled_prompts() -> Path:
         return path
 
 
+def read_templates(checkpoint: Path) -> Mapping[str, str]:
+    """Return the prompt templates of a checkpoint folder, else :data:`DEFAULT_TEMPLATES`.
+
+    Raises:
+        UsageError: the file is there but is not a JSON object of strings.
+    """
+    path = checkpoint / TEMPLATES_FILE
+    if not path.is_file():
+        return DEFAULT_TEMPLATES
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is not a JSON object of templates: {error}") from None
+
+
 def read_prompts(
     path: Path,
     *,
@@ -61,7 +81,8 @@ def read_prompts(
         skip: rows to leave out at the start.
         limit: rows to read at most.
         templates: field name to :meth:`str.format` template over the row's fields; the first
-            field, in this order, that a row has decides its template.
+            field, in this order, that a row has decides its template (the empty name fits every
+            row).
 
     Raises:
         UsageError: no such file, a line that is not a JSON object, or a row without a known
@@ -101,7 +122,7 @@ def _objects(lines: IO[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]
 
 def _render(fields: dict[str, Any], templates: Mapping[str, str], path: Path, row: int) -> str:
     for name, template in templates.items():
-        if name in fields:
+        if not name or name in fields:
             return _fill(template, fields, path, row)
     raise UsageError(
         f"{path} line {row + 1} has none of the fields {', '.join(templates)}: "

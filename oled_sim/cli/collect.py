@@ -1,0 +1,263 @@
+"""``oled-sim collect``: record a trace from a model that generates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oled_sim.errors import OledSimError
+
+if TYPE_CHECKING:
+    from oled_sim.collection import Job, Tally
+    from oled_sim.prompts import Prompt
+
+SIGNAL_FLAGS = ("full_gate", "embedding", "cosines")
+
+EPILOG = """\b
+Examples:
+  oled-sim collect --limit 4 --out my-trace
+  oled-sim collect --prompts gsm8k_test.jsonl --limit 40 --threshold 0.7 --out gsm8k
+  oled-sim collect --model ./LLaDA2.0-mini --device cuda --full-gate --embedding --out mini
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "--model",
+    default="nano",
+    show_default=True,
+    metavar="NAME|PATH",
+    help="Bundled model, or folder of a LLaDA2 checkpoint.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSON lines, plain, .gz or .xz [default: bundled prompts].",
+)
+@click.option(
+    "--template",
+    metavar="TEXT",
+    help="Prompt template over a row's fields, such as 'Question: {question}'.",
+)
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Rows to leave out first.")
+@click.option("--limit", type=click.IntRange(min=1), help="Rows to use at most.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Directory of the trace; an unfinished one is continued.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a trace that is there.")
+@click.option("--block-length", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1),
+    default=0.7,
+    show_default=True,
+    help="Confidence above which a masked position is accepted.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Denoising steps per block that rule 2.0 spreads its quota over.",
+)
+@click.option(
+    "--rule",
+    type=click.Choice(["2.0", "2.1"]),
+    default="2.0",
+    show_default=True,
+    help="LLaDA2 decoding rule; 2.1 edits decoded tokens.",
+)
+@click.option("--editing-threshold", type=click.FloatRange(0, 1), default=0.9, show_default=True)
+@click.option("--max-post-steps", type=click.IntRange(min=0), default=16, show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Requests that run together.",
+)
+@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N [default: cuda if present].")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="[default: bfloat16 on cuda, float32 on cpu]",
+)
+@click.option("--full-gate", is_flag=True, help="Record the mean gate over all experts.")
+@click.option("--embedding", is_flag=True, help="Record the mean input embedding.")
+@click.option("--cosines", is_flag=True, help="Record hidden-state cosines to earlier passes.")
+@click.option("--redact-prompts", is_flag=True, help="Leave prompt token ids out of the trace.")
+@click.option(
+    "--stands-for",
+    metavar="GEOMETRY",
+    help="Published model the trace stands for [default: by size].",
+)
+@click.option("--collector", default="native", show_default=True, help="Collector plug-in.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def collect(**options: Any) -> None:
+    """Record routing, gate scores, confidence and token state of a run, into a trace."""
+    _require_torch()
+    from oled_sim.collection import collect as run
+    from oled_sim.collection import make_manifest
+    from oled_sim.model.loading import checkpoint_path
+
+    signals = [name for name in SIGNAL_FLAGS if options[name]]
+    job = _job(options, signals)
+    manifest = make_manifest(
+        Path(options["model"]).name,
+        job,
+        collector=options["collector"],
+        weights=checkpoint_path(options["model"]),
+        source=options["prompts"].name if options["prompts"] else "bundled demo prompts",
+        stands_for=options["stands_for"],
+        signals=[*job.collector.SIGNALS, *signals],
+        redact=options["redact_prompts"],
+    )
+    out: Path = options["out"]
+    with _progress(len(job.prompts)) as (on_request, on_pass):
+        try:
+            tally = run(
+                job,
+                out,
+                manifest,
+                overwrite=options["overwrite"],
+                on_request=on_request,
+                on_pass=on_pass,
+            )
+        except KeyboardInterrupt:
+            raise OledSimError(_interrupted(out, len(job.prompts))) from None
+    _print_summary(tally, out, options["as_json"])
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    missing = [m for m in ("torch", "safetensors", "tokenizers") if find_spec(m) is None]
+    if missing:
+        raise OledSimError(f"collecting needs {', '.join(missing)}: pip install 'oled-sim[torch]'")
+
+
+def _job(options: dict[str, Any], signals: list[str]) -> Job:
+    import torch
+
+    from oled_sim import plugins
+    from oled_sim.collection import Job
+    from oled_sim.model.decoding import DecodeSettings
+    from oled_sim.model.loading import load_model, load_tokenizer
+
+    names = (
+        "block_length", "max_new_tokens", "threshold", "steps", "rule", "editing_threshold",
+        "max_post_steps", "temperature", "seed",
+    )  # fmt: skip
+    settings = DecodeSettings(**{name: options[name] for name in names})
+    prompts = _prompts(options)
+    dtype = getattr(torch, options["dtype"]) if options["dtype"] else None
+    collector = plugins.load(plugins.COLLECTORS, options["collector"])
+    tokenizer = load_tokenizer(options["model"])
+    model = load_model(options["model"], options["device"], dtype)
+    return Job(
+        model=model,
+        tokenizer=tokenizer,
+        collector=collector(model, signals=signals, redact=options["redact_prompts"]),
+        prompts=prompts,
+        settings=settings,
+        batch=options["batch"],
+    )
+
+
+def _prompts(options: dict[str, Any]) -> list[Prompt]:
+    from oled_sim.model.loading import checkpoint_path
+    from oled_sim.prompts import bundled_prompts, read_prompts, read_templates
+
+    path = options["prompts"] or bundled_prompts()
+    templates = read_templates(checkpoint_path(options["model"]))
+    if options["template"]:
+        templates = {"": options["template"]}
+    return read_prompts(path, skip=options["skip"], limit=options["limit"], templates=templates)
+
+
+@contextmanager
+def _progress(requests: int) -> Iterator[tuple[Any, Any]]:
+    """Show requests done, positions decoded and their rate on standard error."""
+    import numpy as np
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("collecting"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"),
+        TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=requests, tokens=0)
+        tokens = 0
+
+        def on_request(count: int) -> None:
+            progress.advance(task, count)
+
+        def on_pass(record: Any) -> None:
+            nonlocal tokens
+            tokens += int(np.count_nonzero(record.accepted))
+            progress.update(task, tokens=tokens)
+
+        yield on_request, on_pass
+
+
+def _interrupted(out: Path, total: int) -> str:
+    from oled_sim.trace.manifest import MANIFEST, load_manifest
+
+    done = len(load_manifest(out).requests) if (out / MANIFEST).exists() else 0
+    return f"interrupted with {done} of {total} requests in {out}: the same command continues"
+
+
+def _print_summary(tally: Tally, out: Path, as_json: bool) -> None:
+    size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
+    values = {
+        "out": str(out),
+        "requests": tally.requests,
+        "requests_already_there": tally.skipped,
+        "output_tokens": tally.output_tokens,
+        "denoise_passes": tally.denoise_passes,
+        "commit_passes": tally.commit_passes,
+        "tokens_per_denoise_pass": _number(tally.tokens_per_denoise_pass),
+        "tokens_per_second": _number(tally.tokens_per_second),
+        "trace_bytes": size,
+    }
+    if as_json:
+        click.echo(json.dumps(values))
+        return
+    if not tally.requests:
+        click.echo(f"nothing to do: all {tally.skipped} requests are in {out} already")
+        return
+    there = f" ({tally.skipped} were there already)" if tally.skipped else ""
+    click.echo(
+        f"recorded {tally.requests} requests{there}: {tally.output_tokens} tokens in"
+        f" {tally.denoise_passes} denoise and {tally.commit_passes} commit passes,"
+        f" {tally.tokens_per_denoise_pass:.2f} tokens per denoise pass,"
+        f" {tally.tokens_per_second:.1f} tokens/s"
+    )
+    click.echo(
+        f"trace: {out} ({size / 2**20:.2f} MiB); look into it with: oled-sim trace info {out}"
+    )
+
+
+def _number(value: float) -> float | None:
+    """NaN has no JSON form."""
+    return None if value != value else round(value, 4)

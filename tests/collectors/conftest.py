@@ -1,0 +1,66 @@
+import pytest
+
+torch = pytest.importorskip("torch", reason="collecting needs the torch extra")
+
+import msgspec  # noqa: E402
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+
+from oled_sim.model.checkpoint import save_checkpoint  # noqa: E402
+from oled_sim.model.config import LLaDA2Config  # noqa: E402
+from oled_sim.model.llada2 import LLaDA2MoeModelLM  # noqa: E402
+
+SPECIALS = ["<|endoftext|>", "<|mask|>"]
+
+
+def byte_tokenizer():
+    """One token a byte, plus the special ones: 258 tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def config():
+    return LLaDA2Config(
+        hidden_size=32,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_experts=16,
+        num_experts_per_tok=4,
+        num_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        partial_rotary_factor=0.5,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-6,
+        vocab_size=258,
+        tie_word_embeddings=False,
+        max_position_embeddings=256,
+        mask_token_id=1,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+
+
+@pytest.fixture(scope="session")
+def model(config):
+    spread = msgspec.structs.replace(config, initializer_range=0.2)
+    return LLaDA2MoeModelLM(spread, seed=1).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, model):
+    """The folder of a tiny checkpoint with a byte tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_checkpoint(model, folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
