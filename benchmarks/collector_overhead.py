@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from oled_sim import plugins
 from oled_sim.collection import PromptRequest
-from oled_sim.collectors.native import OPTIONAL_SIGNALS, NativeCollector
 from oled_sim.model.decoding import DecodeSettings
 from oled_sim.model.generate import generate
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
@@ -28,7 +28,7 @@ from oled_sim.prompts import bundled_prompts, read_prompts, read_templates
 from oled_sim.trace import Manifest, Model, TraceWriter
 from oled_sim.trace.manifest import processor_name
 
-SIGNAL_SETS = {"routing": (), "all signals": OPTIONAL_SIGNALS}
+SIGNAL_SETS = {"routing": (), "all signals": ("full_gate", "embedding", "cosines")}
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -49,7 +49,7 @@ def recorded(
         name="nano", layers=config.moe_layers, experts=config.num_experts,
         top_k=config.num_experts_per_tok,
     )  # fmt: skip
-    collector = NativeCollector(model, signals=signals)
+    collector = plugins.load(plugins.COLLECTORS, "native")(model, signals=signals)
     manifest = Manifest(model=described, origin="real", signals=(*collector.SIGNALS, *signals))
 
     def run() -> list[Any]:

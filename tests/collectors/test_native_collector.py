@@ -5,10 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="collecting needs the torch extra")
 
+from oled_sim.collection import PromptRequest  # noqa: E402
 from oled_sim.collectors.native import NativeCollector  # noqa: E402
 from oled_sim.collectors.taps import GateTap  # noqa: E402
-
-from oled_sim.collection import PromptRequest  # noqa: E402
 from oled_sim.errors import TraceError, UsageError  # noqa: E402
 from oled_sim.model.decoding import DecodeSettings  # noqa: E402
 from oled_sim.model.generate import generate  # noqa: E402
