@@ -99,9 +99,11 @@ class CachedAttention:
 
     def __init__(self, cache: KVCache, segments: Sequence[Segment], block_length: int) -> None:
         device = cache.keys.device
+        rows = torch.tensor([s.row for s in segments])
+        sizes = torch.tensor([s.length for s in segments])
         self.cache = cache
-        self._rows = torch.tensor([s.row for s in segments for _ in range(s.length)], device=device)
-        self._positions = segment_positions(segments).to(device)
+        self._rows = _upload(rows.repeat_interleave(sizes), device)
+        self._positions = _upload(segment_positions(segments), device)
         lengths = sorted({s.length for s in segments})
         self._groups = [_Group(segments, n, block_length, cache) for n in lengths]
         order = torch.cat([g.tokens for g in self._groups])
@@ -132,11 +134,10 @@ class _Group:
         device = cache.keys.device
         self.length = length
         self.stop = max(s.stop for s in members)
-        self.tokens = _token_indices(segments, length).to(device)
+        self.tokens = _upload(_token_indices(segments, length), device)
         self._rows = _row_index([s.row for s in members], cache.keys.shape[1], device)
-        self._mask = self._block_causal(members, block_length)
-        if self._mask is not None:
-            self._mask = self._mask.to(device)
+        mask = self._block_causal(members, block_length)
+        self._mask = mask if mask is None else _upload(mask, device)
 
     def _block_causal(self, members: Sequence[Segment], block_length: int) -> Tensor | None:
         """Return bool [B, 1, n, keys], or None where every query sees every key."""
@@ -183,4 +184,9 @@ def _token_indices(segments: Sequence[Segment], length: int) -> Tensor:
 def _row_index(rows: list[int], total: int, device: torch.device) -> slice | Tensor:
     """Index cache rows without a copy when they are all rows in order."""
     whole = rows == list(range(total))
-    return slice(None) if whole else torch.tensor(rows, device=device)
+    return slice(None) if whole else _upload(torch.tensor(rows), device)
+
+
+def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting for the work queued there."""
+    return tensor.to(device, non_blocking=True)

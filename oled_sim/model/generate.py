@@ -25,14 +25,9 @@ from oled_sim.model.attention import (
     Segment,
     segment_positions,
 )
+from oled_sim.model.block_decoder import BlockDecoder, Outcome, canvas_length
 from oled_sim.model.config import LLaDA2Config
-from oled_sim.model.decoding import (
-    BlockDecoder,
-    DecodeSettings,
-    Outcome,
-    Prediction,
-    canvas_length,
-)
+from oled_sim.model.decoding import DecodeSettings, Prediction
 from oled_sim.model.layers import AttentionBackend
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
 from oled_sim.trace.schema import Kind
@@ -100,6 +95,8 @@ def generate(
     prompts: Sequence[Sequence[int]],
     settings: DecodeSettings,
     on_pass: Callable[[PassRecord], None] | None = None,
+    *,
+    streams: Sequence[int] | None = None,
 ) -> list[Generation]:
     """Generate for all ``prompts`` (token ids) as one batch.
 
@@ -108,6 +105,8 @@ def generate(
         prompts: at least one; they may differ in length and be empty.
         settings: the decoding rule and its constants.
         on_pass: called after every forward pass, once per request in it.
+        streams: number of each request's random stream (temperature > 0), so that what it
+            draws does not depend on the batch it is in; by default its index in ``prompts``.
 
     Returns:
         One result per prompt, in order.
@@ -116,12 +115,36 @@ def generate(
         UsageError: a prompt does not fit the context or holds an impossible token.
     """
     check_prompts(prompts, settings, model.config)
-    batch = _Batch(model, prompts, settings)
+    batch = _Batch(model, prompts, settings, range(len(prompts)) if streams is None else streams)
     while active := batch.active():
         for record in batch.step(active):
             if on_pass is not None:
                 on_pass(record)
     return [batch.result(row) for row in range(len(prompts))]
+
+
+def check_prompts(
+    prompts: Sequence[Sequence[int]], settings: DecodeSettings, config: LLaDA2Config
+) -> None:
+    """Check that a model of ``config`` can generate for ``prompts`` (token ids).
+
+    Raises:
+        UsageError: no prompt, one that does not fit the context, or an impossible token.
+    """
+    if not prompts:
+        raise UsageError("no prompt to generate from")
+    for number, prompt in enumerate(prompts):
+        needed = canvas_length(len(prompt), settings)
+        if needed > config.max_position_embeddings:
+            raise UsageError(
+                f"prompt {number} has {len(prompt)} tokens and with {settings.max_new_tokens} new "
+                f"ones needs {needed} positions of {config.max_position_embeddings}: shorten the "
+                "prompt or generate less"
+            )
+        if any(not 0 <= token < config.vocab_size for token in prompt):
+            raise UsageError(f"prompt {number} holds a token id outside 0..{config.vocab_size - 1}")
+        if config.mask_token_id in prompt:
+            raise UsageError(f"prompt {number} holds the mask token {config.mask_token_id}")
 
 
 class _Batch:
@@ -132,13 +155,14 @@ class _Batch:
         model: LLaDA2MoeModelLM,
         prompts: Sequence[Sequence[int]],
         settings: DecodeSettings,
+        streams: Sequence[int],
     ) -> None:
         config = model.config
         self.model = model
         self.settings = settings
         ids = (config.mask_token_id, config.eos_token_id)
         self.requests = [BlockDecoder(prompt, settings, *ids) for prompt in prompts]
-        self.samplers = [_Sampler(settings, row, model.device) for row in range(len(prompts))]
+        self.samplers = [_Sampler(settings, stream, model.device) for stream in streams]
         self.passes = [0] * len(prompts)
         self.forwards = 0
         self.cache = self._make_cache() if settings.prefix_cache else None
@@ -207,9 +231,9 @@ class _Batch:
 class _Sampler:
     """Draws candidates for one request from its own random stream; greedy at temperature 0."""
 
-    def __init__(self, settings: DecodeSettings, row: int, device: torch.device) -> None:
+    def __init__(self, settings: DecodeSettings, stream: int, device: torch.device) -> None:
         self.temperature = settings.temperature
-        seed = np.random.SeedSequence((settings.seed, row)).generate_state(1, np.uint64)[0]
+        seed = np.random.SeedSequence((settings.seed, stream)).generate_state(1, np.uint64)[0]
         self._generator = torch.Generator(device)
         self._generator.manual_seed(int(seed))
 
@@ -262,27 +286,3 @@ def _record(row: int, forward: int, outcome: Outcome, end: int, took_us: float) 
         last=end,
         time_us=took_us,
     )
-
-
-def check_prompts(
-    prompts: Sequence[Sequence[int]], settings: DecodeSettings, config: LLaDA2Config
-) -> None:
-    """Check that a model of ``config`` can generate for ``prompts`` (token ids).
-
-    Raises:
-        UsageError: no prompt, one that does not fit the context, or an impossible token.
-    """
-    if not prompts:
-        raise UsageError("no prompt to generate from")
-    for number, prompt in enumerate(prompts):
-        needed = canvas_length(len(prompt), settings)
-        if needed > config.max_position_embeddings:
-            raise UsageError(
-                f"prompt {number} has {len(prompt)} tokens and with {settings.max_new_tokens} new "
-                f"ones needs {needed} positions of {config.max_position_embeddings}: shorten the "
-                "prompt or generate less"
-            )
-        if any(not 0 <= token < config.vocab_size for token in prompt):
-            raise UsageError(f"prompt {number} holds a token id outside 0..{config.vocab_size - 1}")
-        if config.mask_token_id in prompt:
-            raise UsageError(f"prompt {number} holds the mask token {config.mask_token_id}")

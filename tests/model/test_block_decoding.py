@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oled_sim.errors import UsageError
-from oled_sim.model.decoding import BlockDecoder, DecodeSettings, Prediction, accept, edit
+from oled_sim.model.block_decoder import BlockDecoder
+from oled_sim.model.decoding import DecodeSettings, Prediction, accept, edit
 from oled_sim.trace.schema import Kind, TokenState
 
 MASK, EOS = 99, 98

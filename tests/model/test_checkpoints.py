@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from oled_sim.errors import CapacityError, CheckpointError, UsageError
 from oled_sim.geometry import GEOMETRIES
-from oled_sim.model import checkpoint
+from oled_sim.model import checkpoint_reader
 from oled_sim.model.checkpoint import load_checkpoint, published_tensors, save_checkpoint
 from oled_sim.model.config import LLaDA2Config
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
@@ -223,7 +223,7 @@ def test_stray_frequencies_are_ignored(folder, model):
 
 
 def test_a_model_larger_than_memory_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_available_bytes", lambda: 1000)
+    monkeypatch.setattr(checkpoint_reader, "_available_bytes", lambda: 1000)
     with pytest.raises(CapacityError, match=r"takes .* GiB, more than cpu has free"):
         load_checkpoint(folder)
 

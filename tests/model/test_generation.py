@@ -215,6 +215,13 @@ def test_temperature_is_reproducible_by_seed(model):
     assert tokens(1, slice(1)) == first[:1]
 
 
+def test_random_streams_can_be_named(model):
+    settings = DecodeSettings(block_length=8, max_new_tokens=24, threshold=0.11, temperature=1.0)
+    both = generate(model, [prompt_of(5)] * 2, settings, streams=[7, 3])
+    assert generate(model, [prompt_of(5)], settings, streams=[3]) == both[1:]
+    assert both[0] != both[1]
+
+
 def test_low_temperature_approaches_greedy(model):
     settings = {"block_length": 8, "max_new_tokens": 24, "threshold": 0.11}
     greedy, _ = run(model, [prompt_of(5)], **settings)
