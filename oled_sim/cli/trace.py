@@ -71,7 +71,7 @@ def validate(source: str, as_json: bool) -> None:
     else:
         click.echo("".join(f"{problem}\n" for problem in problems), nl=False)
     if problems:
-        raise TraceError(f"{found.path}: {len(problems)} of {len(found)} requests are damaged")
+        raise TraceError(f"{found.path}: {len(problems)} of {len(found)} requests damaged")
     if not as_json:
         click.echo(f"{found.path}: {len(found)} requests, {_size(found.manifest)}, no problem")
 

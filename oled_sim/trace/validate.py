@@ -86,9 +86,9 @@ def check_request(
         for rule in _RULES:
             rule(view)
         if entry is not None:
-            _counts(trace, entry)
+            _identity(trace, entry)
     except RuleError as broken:
-        raise broken.locate(where, trace.request) from None
+        raise broken.locate(where, trace.request if entry is None else entry.request) from None
 
 
 class _View:
@@ -251,15 +251,23 @@ def _coverage(view: _View) -> None:
     tokens = np.diff(t.token_offset)[t.event_pass]
     view.refuse_event(rows == 0, "the event has no row")
     if not view.manifest.ragged:
-        events = np.bincount(t.event_pass, minlength=t.passes)
-        wrong = events != len(view.geometry.layers)
-        view.refuse_pass("routing", wrong, "not every layer has an event")
+        _every_layer(view)
         view.refuse_event(rows != tokens, "the event does not hold every token of its pass")
     within = t.row_token - np.repeat(t.token_offset[t.event_pass], rows)
     outside = (within < 0) | (within >= np.repeat(tokens, rows))
     wrong = np.logical_or.reduceat(outside, t.event_offset[:-1])
     view.refuse_event(wrong, "a row belongs to no token of the pass")
     _distinct_rows(view, rows)
+
+
+def _every_layer(view: _View) -> None:
+    t, layers = view.trace, view.geometry.layers
+    if t.events == t.passes * len(layers):  # events are distinct
+        return
+    seen = np.zeros((t.passes, len(layers)), np.bool_)
+    seen[t.event_pass, t.event_layer] = True
+    iteration, layer = np.argwhere(~seen)[0].tolist()
+    raise RuleError("routing", "the layer has no event", iteration, layers[layer])
 
 
 def _distinct_rows(view: _View, rows: NDArray[np.int64]) -> None:
@@ -378,7 +386,9 @@ def _event_signals(view: _View) -> None:
         view.refuse_pass("iterations", wrong, "the embedding is not finite")
 
 
-def _counts(trace: RequestTrace, entry: RequestEntry) -> None:
+def _identity(trace: RequestTrace, entry: RequestEntry) -> None:
+    if trace.request != entry.request:
+        raise RuleError("iterations", f"the file is that of request {trace.request}")
     for name, table in (("passes", "iterations"), ("events", "routing")):
         found, stated = getattr(trace, name), getattr(entry, name)
         if found != stated:
@@ -387,13 +397,13 @@ def _counts(trace: RequestTrace, entry: RequestEntry) -> None:
 
 _RULES = (
     _lengths,
-    _signal_shapes,
     _passes,
     _token_rows,
     _acceptance,
     _confidence,
     _event_order,
     _coverage,
+    _signal_shapes,
     _expert_ids,
     _dummy_rows,
     _unfilled_shards,
