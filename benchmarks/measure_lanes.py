@@ -52,7 +52,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--geometry", choices=sorted(GEOMETRIES), help="sizes to measure at")
     parser.add_argument("--name", default="this-machine", help="name of the profile")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=None, help="default: cores - 1")
     parser.add_argument("--quick", action="store_true", help="few points, toy size")
     parser.add_argument("--note", default="", help="remark to keep in the profile")
     parser.add_argument("--raw", type=Path, help="write all figures here (JSON)")
@@ -80,15 +80,17 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
     from lanes.timing import Clock
 
     start = time.perf_counter()
+    # One core stays free for the thread that launches kernels and copies.
+    workers = args.workers or max(1, len(os.sched_getaffinity(0)) - 1)
     cost = QUICK if args.quick and not args.geometry else find_geometry(args.geometry)
     axes = (quick_axes if args.quick else full_axes)(cost)
     device = torch.device(args.device)
-    clock = Clock(device, most=3, least=2) if args.quick else Clock(device)
+    clock = Clock(device, rounds=1, most=3) if args.quick else Clock(device)
     place = Place(device, QUICK_BYTES) if args.quick else Place(device)
     pool = sweeps.cpu_pool(cost, axes, device, QUICK_BYTES if args.quick else sweeps.CPU_POOL_BYTES)
-    _say(f"{cost.name} on {args.device}, {args.workers} workers, {pool.bytes >> 20} MiB of experts")
+    _say(f"{cost.name} on {args.device}, {workers} workers, {pool.bytes >> 20} MiB of experts")
     with torch.inference_mode():
-        sweep = sweeps.Sweep(clock, cost, axes, place, Workers(pool, args.workers))
+        sweep = sweeps.Sweep(clock, cost, axes, place, Workers(pool, workers))
         sweeps.measure_links(sweep)
         sweeps.measure_rest(sweep)
         sweeps.measure_attention(sweep)
@@ -96,7 +98,6 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         overheads = sweeps.measure_overheads(sweep)
         interference = sweeps.measure_interference(sweep, grouped, tries=4 if args.quick else 40)
         sweeps.measure_cpu_experts(sweep)
-        sweep.workers.close()
     return {
         "name": args.name,
         "origin": {
@@ -105,7 +106,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
             "revision": machine.revision(),
             "note": args.note,
         },
-        "hardware": machine.hardware(device, args.workers),
+        "hardware": machine.hardware(device, workers),
         "software": machine.software(),
         "geometry": asdict(cost),
         **{name: asdict(value) for name, value in overheads.items()},

@@ -26,14 +26,16 @@ class Axes:
     keys: list[int]
     cache_bytes: int
 
-    def reachable(self, row: int, column: int, cost: CostGeometry) -> bool:
+    def reachable(self, experts: int, tokens_per_expert: int, cost: CostGeometry) -> bool:
         """Whether interpolation needs this cell of the expert table for passes in range.
 
-        A pass of T tokens routes at most k·T rows, so a cell is needed only if the cell's lowest
-        corner is within k · 4,096 rows.
+        A pass of T tokens routes at most k·T rows, so a cell is needed only if the lowest corner
+        of those it belongs to is within k · 4,096 rows.
         """
-        lowest = self.experts[max(row - 1, 0)] * self.tokens_per_expert[max(column - 1, 0)]
-        return lowest <= cost.top_k * MOST_TOKENS
+        rows, columns = self.experts, self.tokens_per_expert
+        lowest_row = rows[max(rows.index(experts) - 1, 0)]
+        lowest_column = columns[max(columns.index(tokens_per_expert) - 1, 0)]
+        return lowest_row * lowest_column <= cost.top_k * MOST_TOKENS
 
 
 def full_axes(cost: CostGeometry) -> Axes:

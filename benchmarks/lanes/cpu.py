@@ -1,15 +1,15 @@
-"""The CPU lane: experts on a pool of worker threads, or one at a time on all threads.
+"""The CPU lane: experts shared out to worker threads, or one at a time on all threads.
 
-A worker runs its whole share inside one TorchScript call, which holds no Python lock, so that
-sixteen workers do not queue for the interpreter between the operations of an expert.
+Both ways run inside one TorchScript call. Its forks are served by torch's own inter-op thread
+pool, so neither sharing out nor the operations of an expert wait for the Python interpreter.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from dataclasses import dataclass
-from queue import SimpleQueue
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -20,7 +20,7 @@ from oled_sim.geometry import CostGeometry
 
 def _share(
     x: Tensor, rows: Tensor, gates: Tensor, up: Tensor, down: Tensor, out: Tensor, first: int
-) -> None:
+) -> int:
     """Compute the experts of one share, out [n, t, hidden]: gather, SwiGLU, weight, store.
 
     x [T, hidden]; rows int64 [n, t]; gates [n, t, 1]; up [P, 2f, hidden] and down [P, hidden, f]
@@ -30,13 +30,32 @@ def _share(
         h = F.linear(x.index_select(0, rows[i]), up[first + i])
         gate, value = h.chunk(2, dim=1)
         out[i] = F.linear(F.silu(gate) * value, down[first + i]) * gates[i]
+    return rows.size(0)
 
 
-def compile_share() -> torch.jit.ScriptFunction:
-    """Compile the share for the workers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(_share)
+def _share_out(
+    x: Tensor, rows: Tensor, gates: Tensor, up: Tensor, down: Tensor, out: Tensor, first: int,
+    workers: int, rounds: int,
+) -> int:  # fmt: skip
+    """Share the experts out to ``workers``, and wait for the last; ``rounds`` times in a row."""
+    n, done = rows.size(0), 0
+    for r in range(rounds):
+        start = (first + r * n) % (up.size(0) - n + 1)
+        pending: list[torch.jit.Future[int]] = []
+        for w in range(workers):
+            a, b = n * w // workers, n * (w + 1) // workers
+            if b > a:
+                part = (x, rows[a:b], gates[a:b], up, down, out[a:b], start + a)
+                pending.append(torch.jit.fork(share, *part))  # pyright: ignore
+        for future in pending:
+            done += torch.jit.wait(future)
+    return done
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    share: Callable[..., int] = torch.jit.script(_share)
+    share_out: Callable[..., int] = torch.jit.script(_share_out)
 
 
 @dataclass(frozen=True)
@@ -47,15 +66,6 @@ class Task:
     rows: Tensor
     gates: Tensor
     out: Tensor
-    first: int
-
-    def part(self, worker: int, workers: int) -> Task | None:
-        """Return the share of one worker, as even as whole experts allow."""
-        n = len(self.rows)
-        a, b = n * worker // workers, n * (worker + 1) // workers
-        if a == b:
-            return None
-        return Task(self.x, self.rows[a:b], self.gates[a:b], self.out[a:b], self.first + a)
 
 
 class Experts:
@@ -73,20 +83,16 @@ class Experts:
         return self.pool * self.cost.expert_bytes
 
     def task(self, experts: int, tokens: int) -> Task:
-        """Return a task of ``experts`` with ``tokens`` rows each, on the pool's next experts."""
+        """Return a task of ``experts`` with ``tokens`` rows each."""
         hidden, dtype = self.cost.hidden_size, torch.bfloat16
         count = max(tokens, -(-experts * tokens // self.cost.top_k))
         rows = torch.arange(experts * tokens).view(experts, tokens) % count
         out = torch.zeros(experts, tokens, hidden, dtype=dtype)
         gates = torch.rand(experts, tokens, 1).to(dtype)
-        return Task(torch.randn(count, hidden).to(dtype), rows, gates, out, self.advance(experts))
-
-    def moved(self, task: Task) -> Task:
-        """Return the task on the pool's next experts."""
-        return Task(task.x, task.rows, task.gates, task.out, self.advance(len(task.rows)))
+        return Task(torch.randn(count, hidden).to(dtype), rows, gates, out)
 
     def advance(self, experts: int) -> int:
-        """Return the first of the next ``experts`` experts, wrapping at the end of the pool."""
+        """Return the first of the pool's next ``experts`` experts, wrapping at its end."""
         if self.next + experts > self.pool:
             self.next = 0
         first, self.next = self.next, self.next + experts
@@ -101,72 +107,41 @@ def _filled(pool: int, rows: int, columns: int, pin: bool) -> Tensor:
 
 
 class Workers:
-    """``count`` threads of one torch thread each; the calling thread keeps ``count`` threads."""
+    """``count`` single-threaded workers beside the calling thread's own team of ``count``."""
 
     def __init__(self, experts: Experts, count: int) -> None:
         self.experts, self.count = experts, count
-        self.share = compile_share()
         torch.set_num_threads(count)
-        self._run_whole(experts.task(1, 1))  # fixes the calling thread's own team first
-        self._inbox: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in range(count)]
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._pending = 0
-        self._threads = [
-            threading.Thread(target=self._serve, args=(i,), daemon=True) for i in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-        self.by_experts(experts.task(count, 1))  # every worker has set its own single thread
+        self.by_threads(experts.task(1, 1))  # fixes the calling thread's team
+        # A fresh thread sets the default of threads yet to come: torch's pool starts after it.
+        one = threading.Thread(target=torch.set_num_threads, args=(1,))
+        one.start()
+        one.join()
+        if torch.get_num_interop_threads() != count:
+            torch.set_num_interop_threads(count)
+        self.by_experts(experts.task(count, 1))
         if torch.get_num_threads() != count:
             raise RuntimeError("workers changed the number of threads of the calling thread")
 
     def by_threads(self, task: Task) -> None:
         """Compute one expert at a time on all threads."""
-        self._run_whole(self.experts.moved(task))
+        e, first = self.experts, self.experts.advance(len(task.rows))
+        share(task.x, task.rows, task.gates, e.up, e.down, task.out, first)
 
-    def by_experts(self, task: Task) -> None:
-        """Share the experts out to the workers, and wait for the last."""
-        self.start(task)
-        self.wait()
+    def by_experts(self, task: Task, rounds: int = 1) -> None:
+        """Share the experts out to single-threaded workers, and wait for the last."""
+        e, first = self.experts, self.experts.advance(len(task.rows))
+        share_out(
+            task.x, task.rows, task.gates, e.up, e.down, task.out, first, self.count, rounds
+        )  # fmt: skip
 
-    def start(self, task: Task) -> None:
-        """Share the experts out without waiting."""
-        task = self.experts.moved(task)
-        for worker, inbox in enumerate(self._inbox):
-            part = task.part(worker, self.count)
-            if part is not None:
-                self._pending += 1
-                inbox.put(part)
-
-    def running(self) -> bool:
-        """Return whether every worker still has shares of what was started to finish."""
-        return self._done.qsize() + self.count <= self._pending
-
-    def wait(self) -> None:
-        """Wait for everything that was started."""
-        while self._pending:
-            error = self._done.get()
-            self._pending -= 1
-            if error is not None:
-                raise error
-
-    def close(self) -> None:
-        """End the threads."""
-        for inbox in self._inbox:
-            inbox.put(None)
-        for thread in self._threads:
-            thread.join()
+    def in_background(self, task: Task, rounds: int) -> threading.Thread:
+        """Start ``rounds`` of the same work on the workers, without the calling thread."""
+        own = replace(task, out=torch.zeros_like(task.out))
+        thread = threading.Thread(target=self._quietly, args=(own, rounds), daemon=True)
+        thread.start()
+        return thread
 
     @torch.inference_mode()
-    def _serve(self, worker: int) -> None:
-        torch.set_num_threads(1)
-        while (task := self._inbox[worker].get()) is not None:
-            try:
-                self._run_whole(task)
-                self._done.put(None)
-            except BaseException as error:  # handed to the caller, who raises it
-                self._done.put(error)
-
-    def _run_whole(self, task: Task) -> None:
-        e = self.experts
-        self.share(task.x, task.rows, task.gates, e.up, e.down, task.out, task.first)
+    def _quietly(self, task: Task, rounds: int) -> None:
+        self.by_experts(task, rounds)

@@ -1,11 +1,13 @@
 """How much one lane slows down while others are busy.
 
-The load of another lane is queued before a measurement and must still be running after it; a
-measurement that outlives its load does not count.
+The load of another lane is started before a measurement and must still be running after it; a
+measurement that outlives its load does not count. Alone and beside a load, a lane is measured in
+the same way.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +20,15 @@ from lanes.kernels import Call
 from lanes.links import Copies
 from lanes.timing import Clock, Spread, spread
 
-TRIES = 40
+SETTLE_S = 0.0005
+LONGEST_US = 1e6
 
 
 class Load(Protocol):
     """Work that keeps one lane busy for a while without the calling thread."""
 
     def start(self, duration_us: float) -> None:
-        """Queue work for at least this long."""
+        """Start work for at least this long."""
         ...
 
     def busy(self) -> bool:
@@ -39,7 +42,7 @@ class Load(Protocol):
 
 @dataclass
 class QueuedLoad:
-    """Calls queued ahead on a CUDA stream; on a CPU device they run at once and never count."""
+    """Calls queued ahead on a CUDA stream; on a CPU device they have run when `start` returns."""
 
     call: Call
     once_us: float
@@ -71,19 +74,21 @@ class WorkerLoad:
     workers: Workers
     task: Task
     once_us: float
+    thread: threading.Thread | None = None
 
     def start(self, duration_us: float) -> None:
-        """Queue enough calls."""
-        for _ in range(max(2, int(duration_us / self.once_us))):
-            self.workers.start(self.task)
+        """Start enough rounds of the task."""
+        rounds = max(2, int(duration_us / self.once_us))
+        self.thread = self.workers.in_background(self.task, rounds)
 
     def busy(self) -> bool:
-        """Return whether there are shares left for every worker."""
-        return self.workers.running()
+        """Return whether the last round has not finished."""
+        return self.thread is not None and self.thread.is_alive()
 
     def stop(self) -> None:
-        """Wait for the last share."""
-        self.workers.wait()
+        """Wait for the last round."""
+        if self.thread is not None:
+            self.thread.join()
 
 
 @dataclass(frozen=True)
@@ -94,62 +99,55 @@ class Lane:
     load: Load
 
 
-def slowdowns(clock: Clock, lanes: dict[str, Lane], tries: int = TRIES) -> dict[str, dict]:
-    """Return per lane the spread of its slow-down beside each other lane and beside both."""
+def slowdowns(clock: Clock, lanes: dict[str, Lane], tries: int) -> dict[str, dict[str, Spread]]:
+    """Return per lane its time alone, and its slow-down beside each other lane and beside both."""
     result: dict[str, dict[str, Spread]] = {}
     for name, lane in lanes.items():
+        alone = spread(_beside(clock, lane, [], 0.0, tries))
+        result[name] = {"alone_us": alone}
         others = {o: [lanes[o].load] for o in lanes if o != name}
         others["both"] = [load for loads in others.values() for load in loads]
-        alone = spread([lane.sample() for _ in range(tries)])
-        result[name] = {"alone_us": alone}
         for other, loads in others.items():
             samples = _beside(clock, lane, loads, alone.median, tries)
-            beside = spread(samples).scaled(1 / alone.median)
-            result[name][other] = _at_least_one(beside)
+            result[name][other] = spread([max(1.0, t / alone.median) for t in samples])
     return result
 
 
 def _beside(
     clock: Clock, lane: Lane, loads: list[Load], alone_us: float, tries: int
 ) -> list[float]:
-    """Time a lane under load; each sample counts only if every load outlived it."""
+    """Time a lane under load in µs; a sample counts only if every load outlived it."""
     samples: list[float] = []
     duration = 3 * alone_us + 3_000
-    for _ in range(3 * tries):
-        if len(samples) == tries:
-            break
+    while len(samples) < tries and duration < LONGEST_US:
         for load in loads:
             load.start(duration)
-        time.sleep(0.0005)  # let the load get going
+        time.sleep(SETTLE_S)
         taken = lane.sample()
         if all(load.busy() for load in loads):
             samples.append(taken)
         else:
-            duration *= 1.5
+            duration *= 1.3
         for load in loads:
             load.stop()
         clock.synchronize()
-    if not samples:
-        raise RuntimeError("no load outlived the measurement beside it")
     return samples
 
 
-def _at_least_one(factor: Spread) -> Spread:
-    return Spread(
-        max(1.0, factor.median), max(1.0, factor.p10), max(1.0, factor.p90), factor.repeats
-    )
-
-
-def event_sample(call: Call, stream: torch.cuda.Stream) -> Callable[[], float]:
-    """Return a sampler of a call's time on a CUDA stream, waiting for that stream alone."""
+def event_sample(
+    call: Call, stream: torch.cuda.Stream, lead: Call | None = None
+) -> Callable[[], float]:
+    """Return a sampler of a call's time in µs on a CUDA stream, after an untimed ``lead``."""
 
     def sample() -> float:
         first = torch.cuda.Event(enable_timing=True)
         last = torch.cuda.Event(enable_timing=True)
-        first.record(stream)
         with torch.cuda.stream(stream):
+            if lead is not None:
+                lead()
+            first.record(stream)
             call()
-        last.record(stream)
+            last.record(stream)
         last.synchronize()
         return first.elapsed_time(last) * 1e3
 
@@ -157,7 +155,7 @@ def event_sample(call: Call, stream: torch.cuda.Stream) -> Callable[[], float]:
 
 
 def host_sample(call: Call) -> Callable[[], float]:
-    """Return a sampler of a call's time on the host's clock, for calls that wait themselves."""
+    """Return a sampler of a call's time in µs on the host's clock, for calls that wait."""
 
     def sample() -> float:
         start = time.perf_counter_ns()

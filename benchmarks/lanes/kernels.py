@@ -19,7 +19,7 @@ from torch import Tensor
 from oled_sim.geometry import CostGeometry
 
 Call = Callable[[], object]
-GROUPS, GROUPS_KEPT = 8, 4
+GROUPS, GROUPS_KEPT, SCALE = 8, 4, 2.5
 ROTARY = 64
 BLOCK = 32
 L2_MULTIPLE_BYTES = 256 << 20
@@ -202,13 +202,14 @@ class Gate:
         x = self.place.random(tokens, self.cost.hidden_size)
         ids_host = torch.empty(tokens, k, dtype=torch.int64, pin_memory=pin)
         weights_host = torch.empty(tokens, k, pin_memory=pin)
+        every = torch.arange(self.cost.experts, device=self.place.device)
 
         def run() -> tuple[Tensor, Tensor]:
             ids, weights = self._select(x)
             ids_host.copy_(ids, non_blocking=True)
             weights_host.copy_(weights, non_blocking=True)
-            order = ids.flatten().argsort(stable=True)
-            return order, torch.bincount(ids.flatten(), minlength=self.cost.experts)
+            ordered = ids.flatten().sort()
+            return ordered.indices, torch.searchsorted(ordered.values, every, right=True)
 
         return run
 
@@ -217,11 +218,11 @@ class Gate:
         biased = scores + self.bias
         grouped = biased.view(len(x), GROUPS, -1)
         best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
-        kept = torch.zeros_like(best).scatter_(1, best.topk(GROUPS_KEPT, dim=-1).indices, 1.0)
-        masked = grouped.masked_fill(kept.unsqueeze(-1) == 0, -torch.inf).view_as(biased)
-        ids = masked.topk(self.cost.top_k, dim=-1).indices
+        dropped = best.topk(GROUPS - GROUPS_KEPT, dim=-1, largest=False).indices
+        grouped.scatter_(1, dropped.unsqueeze(-1).expand(-1, -1, grouped.shape[-1]), -torch.inf)
+        ids = biased.topk(self.cost.top_k, dim=-1).indices
         weights = scores.gather(1, ids)
-        return ids, weights / weights.sum(-1, keepdim=True) * 2.5
+        return ids, weights * (SCALE / weights.sum(-1, keepdim=True))
 
 
 def merge(place: Place, cost: CostGeometry, tokens: int) -> Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from lanes.interference import (
     slowdowns,
 )
 from lanes.kernels import Attention, DenseMlp, Gate, GroupedExperts, Mlp, Place
-from lanes.timing import UNMEASURED, Clock, Spread
+from lanes.timing import Clock, Spread, spread
 from oled_sim.geometry import CostGeometry
 
 CPU_POOL_BYTES = 1 << 30
@@ -34,9 +35,13 @@ PRUNE_RATIO = 1.5
 """Once sharing out experts is this much faster, one at a time is no longer tried with more."""
 
 
+Key = tuple[int, ...]
+TimeAt = Callable[..., list[float]]
+
+
 @dataclass
 class Sweep:
-    """One run over all tables; ``tables`` and ``interference`` fill up as it goes."""
+    """One run over all tables; ``tables`` fills up as it goes."""
 
     clock: Clock
     cost: CostGeometry
@@ -46,25 +51,50 @@ class Sweep:
     tables: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def curve(self, name: str, axis: str, points: Sequence[int], time_at: Callable) -> None:
-        """Measure a table of one count."""
-        with _Stage(self, name):
-            cells = [time_at(p) for p in points]
+    def curve(self, name: str, axis: str, points: Sequence[int], time_at: TimeAt) -> None:
+        """Measure a table of one count; ``time_at(point)`` returns samples in µs."""
+        cells = self.visit(name, [(p,) for p in points], time_at)
         self.tables[name] = {"axis": axis, "points": list(points), **_columns(cells)}
 
     def grid(
-        self, name: str, axes: Sequence[str], rows: Sequence[int], columns: Sequence[int],
-        time_at: Callable,
+        self, name: str, axes: tuple[str, str], rows: Sequence[int], columns: Sequence[int],
+        time_at: TimeAt,
     ) -> None:  # fmt: skip
-        """Measure a table of two counts."""
-        with _Stage(self, name):
-            cells = [[time_at(r, c) for c in columns] for r in rows]
-        self.tables[name] = {
-            "axes": list(axes), "rows": list(rows), "columns": list(columns), **_rows(cells)
-        }  # fmt: skip
+        """Measure a table of two counts; ``time_at(row, column)`` returns samples, or none."""
+        cells = self.visit(name, [(r, c) for r in rows for c in columns], time_at)
+        self.tables[name] = _grid(axes, rows, columns, cells)
+
+    def visit(self, name: str, keys: Sequence[Key], time_at: TimeAt) -> list[Spread]:
+        """Visit all points in several rounds, and pool the samples of each."""
+        samples: dict[Key, list[float]] = {key: [] for key in keys}
+        with Stage(self, name):
+            for turn in range(self.clock.rounds):
+                for key, found in samples.items():
+                    if turn == 0 or (found and not self.clock.is_long(found)):
+                        found += time_at(*key)
+        return [spread(found) for found in samples.values()]
 
 
-class _Stage:
+def _grid(
+    axes: tuple[str, str], rows: Sequence[int], columns: Sequence[int], cells: Sequence[Spread]
+) -> dict[str, Any]:
+    """Return a table from its cells in row-major order."""
+    width = len(columns)
+    by_row = [_columns(cells[i * width : (i + 1) * width]) for i in range(len(rows))]
+    times = {key: [row[key] for row in by_row] for key in by_row[0]}
+    return {"axes": list(axes), "rows": list(rows), "columns": list(columns), **times}
+
+
+def _columns(cells: Sequence[Spread]) -> dict[str, list]:
+    return {
+        "median_us": [c.median for c in cells],
+        "p10_us": [c.p10 for c in cells],
+        "p90_us": [c.p90 for c in cells],
+        "repeats": [c.repeats for c in cells],
+    }
+
+
+class Stage:
     """Prints a table's name and how long it took; frees the GPU's memory after it."""
 
     def __init__(self, sweep: Sweep, name: str) -> None:
@@ -110,66 +140,61 @@ def measure_gpu_experts(sweep: Sweep) -> GroupedExperts:
 
 def measure_cpu_experts(sweep: Sweep) -> None:
     """Makespan by experts × tokens per expert, the faster of two strategies in each cell."""
-    rows, columns = sweep.axes.experts, sweep.axes.tokens_per_expert
-    with _Stage(sweep, "cpu_experts"):
-        by_column = [_cpu_column(sweep, j) for j in range(len(columns))]
-    both = [list(row) for row in zip(*by_column, strict=True)]
-    best = [[_faster(cell) for cell in row] for row in both]
-    sweep.tables["cpu_experts"] = {
-        "axes": ["experts", "tokens_per_expert"],
-        "rows": list(rows),
-        "columns": list(columns),
-        **_rows([[cell[name] if name else UNMEASURED for cell, name in zip(r, b, strict=True)]
-                 for r, b in zip(both, best, strict=True)]),
-        "strategy": best,
-        "both": [[{k: asdict(v) for k, v in cell.items()} for cell in row] for row in both],
-    }  # fmt: skip
+    a, clock, workers = sweep.axes, sweep.clock, sweep.workers
+    keys = [(n, t) for n in a.experts for t in a.tokens_per_expert]
+
+    def shared_out(n: int, t: int) -> list[float]:
+        if not a.reachable(n, t, sweep.cost):
+            return []
+        task = workers.experts.task(n, t)
+        return clock.host_times(lambda: workers.by_experts(task))
+
+    by_experts = sweep.visit("cpu by experts", keys, shared_out)
+    rival = {key: cell.median for key, cell in zip(keys, by_experts, strict=True)}
+    left_behind: dict[int, int] = {}
+
+    def one_by_one(n: int, t: int) -> list[float]:
+        if n > left_behind.get(t, n) or math.isnan(rival[n, t]):
+            return []
+        task = workers.experts.task(n, t)
+        found = clock.host_times(lambda: workers.by_threads(task))
+        if n >= workers.count and min(found) > PRUNE_RATIO * rival[n, t]:
+            left_behind[t] = n
+        return found
+
+    by_threads = sweep.visit("cpu by threads", keys, one_by_one)
+    sweep.tables["cpu_experts"] = _faster(sweep.axes, by_experts, by_threads)
 
 
-def _cpu_column(sweep: Sweep, column: int) -> list[dict[str, Spread]]:
-    """Measure one number of tokens over all numbers of experts."""
-    cells: list[dict[str, Spread]] = []
-    for row, experts in enumerate(sweep.axes.experts):
-        cell: dict[str, Spread] = {}
-        if sweep.axes.reachable(row, column, sweep.cost):
-            task = sweep.workers.experts.task(experts, sweep.axes.tokens_per_expert[column])
-            cell["experts"] = sweep.clock.host_times(lambda t=task: sweep.workers.by_experts(t))
-            if not _hopeless(cells, experts, sweep.workers.count):
-                cell["threads"] = sweep.clock.host_times(lambda t=task: sweep.workers.by_threads(t))
-        cells.append(cell)
-    return cells
-
-
-def _hopeless(cells: list[dict[str, Spread]], experts: int, workers: int) -> bool:
-    """Whether one expert at a time was left far behind already with fewer experts."""
-    if not cells or experts <= workers:
-        return False
-    last = cells[-1]
-    if "threads" not in last:
-        return True
-    return last["threads"].median > PRUNE_RATIO * last["experts"].median
-
-
-def _faster(cell: dict[str, Spread]) -> str:
-    return min(cell, key=lambda name: cell[name].median) if cell else ""
+def _faster(axes: Axes, by_experts: list[Spread], by_threads: list[Spread]) -> dict[str, Any]:
+    """Return the table of the faster strategy per cell, with both beside it."""
+    grid = partial(_grid, ("experts", "tokens_per_expert"), axes.experts, axes.tokens_per_expert)
+    pairs = list(zip(by_experts, by_threads, strict=True))
+    won = [e.repeats > 0 and not e.median > t.median for e, t in pairs]
+    best = [e if first or not e.repeats else t for (e, t), first in zip(pairs, won, strict=True)]
+    names = ["" if not b.repeats else "experts" if w else "threads"
+        for b, w in zip(best, won, strict=True)]  # fmt: skip
+    width = len(axes.tokens_per_expert)
+    strategy = [names[i : i + width] for i in range(0, len(names), width)]
+    both = {"by_experts": grid(by_experts), "by_threads": grid(by_threads)}
+    return {**grid(best), "strategy": strategy, **both}
 
 
 def measure_attention(sweep: Sweep) -> None:
     """Dense part by tokens × context, and its two halves for batches."""
     a, clock = sweep.axes, sweep.clock
-    element = 2
-    attention = Attention(sweep.place, sweep.cost, a.cache_bytes // element)
+    attention = Attention(sweep.place, sweep.cost, a.cache_bytes // sweep.cost.weight_bytes)
+
+    def block(requests: int, keys: int) -> list[float]:
+        size = requests * keys * sweep.cost.kv_heads * sweep.cost.head_dim
+        if size > attention.cache.numel() // 2:
+            return []
+        return clock.device_times(attention.block_attention(requests, keys))
+
     sweep.grid("dense", ("tokens", "context"), a.dense_tokens, a.context,
         lambda t, c: clock.device_times(attention.whole(t, c)))  # fmt: skip
     sweep.curve("projections", "tokens", a.tokens,
         lambda t: clock.device_times(attention.projections(t)))  # fmt: skip
-
-    def block(requests: int, keys: int) -> Spread:
-        size = requests * keys * sweep.cost.kv_heads * sweep.cost.head_dim
-        if size > attention.cache.numel() // 2:
-            return UNMEASURED
-        return clock.device_times(attention.block_attention(requests, keys))
-
     sweep.grid("block_attention", ("requests", "keys"), a.requests, a.keys, block)
 
 
@@ -191,7 +216,7 @@ def measure_rest(sweep: Sweep) -> None:
 
 
 def measure_overheads(sweep: Sweep) -> dict[str, Spread]:
-    """Host time of one kernel launch, and of waiting for an empty kernel."""
+    """Host time of one kernel launch, and of launching and waiting for an empty kernel."""
     x = torch.zeros(1, device=sweep.clock.device)
     many = 100
 
@@ -200,43 +225,58 @@ def measure_overheads(sweep: Sweep) -> dict[str, Spread]:
             x.add_(1)
 
     clock = sweep.clock
-    launch = clock.host_times(launches).scaled(1 / many)
-    return {"launch": launch, "synchronize": clock.host_times(lambda: x.add_(1))}
+    launch = spread([time_us / many for time_us in clock.host_times(launches)])
+    return {"launch": launch, "synchronize": spread(clock.host_times(lambda: x.add_(1)))}
 
 
-def measure_interference(sweep: Sweep, grouped: GroupedExperts, tries: int) -> dict[str, Any]:
+def measure_interference(
+    sweep: Sweep, grouped: GroupedExperts, tries: int
+) -> dict[str, dict[str, Any]]:
     """Slow-down of each lane beside the others, at the sizes of a decode pass."""
-    clock, cost, cuda = sweep.clock, sweep.cost, sweep.clock.device.type == "cuda"
-    stream = torch.cuda.current_stream() if cuda else None
+    lanes = {
+        "gpu": _gpu_lane(sweep, grouped),
+        "h2d": _h2d_lane(sweep),
+        "cpu": _cpu_lane(sweep),
+    }
+    with Stage(sweep, "interference"):
+        found = slowdowns(sweep.clock, lanes, tries)
+    return {lane: {k: asdict(v) for k, v in beside.items()} for lane, beside in found.items()}
+
+
+def _gpu_lane(sweep: Sweep, grouped: GroupedExperts) -> Lane:
+    """Sample: a decode event's residents. Load: all experts, so that launches stay ahead."""
     most = sweep.axes.experts[-1]
     small, large = grouped.call(min(24, most), 2), grouped.call(most, 2)
-    host = sweep.workers.experts.up.view(-1).view(torch.uint8)
-    target = torch.zeros(max(256 << 20, cost.expert_bytes) if cuda else cost.expert_bytes,
-        dtype=torch.uint8, device=clock.device)  # fmt: skip
-    copies = links.Copies(clock, host[: host.numel() // 2], target)
-    size = min(cost.expert_bytes, host.numel() // 2)
-    queue = copy_queue(copies, size, 8)
-    task = sweep.workers.experts.task(min(32, most), 2)
+    once_us = spread(sweep.clock.device_times(large)).median
+    if sweep.clock.device.type != "cuda":
+        return Lane(host_sample(small), QueuedLoad(large, once_us, None))
+    stream = torch.cuda.current_stream(sweep.clock.device)
+    return Lane(event_sample(small, stream), QueuedLoad(large, once_us, stream))
 
-    def on_cpu() -> None:
+
+def _h2d_lane(sweep: Sweep) -> Lane:
+    """Sample: eight experts behind a first one that hides the launch. Load: one by one."""
+    host = sweep.workers.experts.up.view(-1).view(torch.uint8)
+    size = min(sweep.cost.expert_bytes, host.numel() // 2)
+    device = torch.zeros(8 * size, dtype=torch.uint8, device=sweep.clock.device)
+    copies = links.Copies(sweep.clock, host, device)
+    once_us = spread(copies.times(size)).median
+    one, eight = copy_queue(copies, size, 1), copy_queue(copies, size, 8)
+    load = QueuedLoad(one, once_us, copies.stream)
+    if copies.stream is None:
+        return Lane(host_sample(eight), load)
+    return Lane(event_sample(eight, copies.stream, lead=one), load)
+
+
+def _cpu_lane(sweep: Sweep) -> Lane:
+    """Sample and load: a decode event's misses, shared out to the workers."""
+    task = sweep.workers.experts.task(min(32, sweep.axes.experts[-1]), 2)
+
+    def compute() -> None:
         sweep.workers.by_experts(task)
 
-    once = {
-        "gpu": clock.device_times(large).median,
-        "h2d": copies.times(size).median,
-        "cpu": clock.host_times(on_cpu).median,
-    }
-    gpu = event_sample(small, stream) if stream else host_sample(small)
-    h2d = event_sample(queue, copies.stream) if copies.stream else host_sample(queue)
-    one_copy = copy_queue(copies, size, 1)
-    lanes = {
-        "gpu": Lane(gpu, QueuedLoad(large, once["gpu"], stream)),
-        "h2d": Lane(h2d, QueuedLoad(one_copy, once["h2d"], copies.stream)),
-        "cpu": Lane(host_sample(on_cpu), WorkerLoad(sweep.workers, task, once["cpu"])),
-    }
-    with _Stage(sweep, "interference"):
-        found = slowdowns(clock, lanes, tries)
-    return {lane: {k: asdict(v) for k, v in beside.items()} for lane, beside in found.items()}
+    once_us = spread(sweep.clock.host_times(compute)).median
+    return Lane(host_sample(compute), WorkerLoad(sweep.workers, task, once_us))
 
 
 def cpu_pool(cost: CostGeometry, axes: Axes, device: torch.device, limit_bytes: int) -> Experts:
@@ -247,17 +287,3 @@ def cpu_pool(cost: CostGeometry, axes: Axes, device: torch.device, limit_bytes: 
 
 def _limit(sweep: Sweep, size_bytes: int) -> int:
     return size_bytes if sweep.clock.device.type == "cuda" else 0
-
-
-def _columns(cells: Sequence[Spread]) -> dict[str, list]:
-    return {
-        "median_us": [c.median for c in cells],
-        "p10_us": [c.p10 for c in cells],
-        "p90_us": [c.p90 for c in cells],
-        "repeats": [c.repeats for c in cells],
-    }
-
-
-def _rows(cells: Sequence[Sequence[Spread]]) -> dict[str, list]:
-    columns = [_columns(row) for row in cells]
-    return {key: [c[key] for c in columns] for key in columns[0]}

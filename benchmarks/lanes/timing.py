@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 
 Call = Callable[[], object]
-WARM_UP = 3
-LONG_US = 200_000.0
 
 
 @dataclass(frozen=True)
@@ -24,69 +22,65 @@ class Spread:
     p90: float
     repeats: int
 
-    def scaled(self, factor: float) -> Spread:
-        """Return the same spread in another unit."""
-        return spread([self.median * factor, self.p10 * factor, self.p90 * factor], self.repeats)
-
 
 UNMEASURED = Spread(math.nan, math.nan, math.nan, 0)
 
 
-def spread(samples: list[float], repeats: int | None = None) -> Spread:
+def spread(samples: list[float]) -> Spread:
     """Summarise samples, rounded to a nanosecond so that files stay readable."""
+    if not samples:
+        return UNMEASURED
     ordered = sorted(samples)
     last = len(ordered) - 1
     return Spread(
         median=round(statistics.median(ordered), 3),
-        p10=round(ordered[round(0.1 * last)], 3),
-        p90=round(ordered[round(0.9 * last)], 3),
-        repeats=repeats or len(samples),
+        p10=round(ordered[math.floor(0.1 * last)], 3),
+        p90=round(ordered[math.ceil(0.9 * last)], 3),
+        repeats=len(samples),
     )
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How to time work on one device, and how many times to repeat it.
+    """How to time work on one device, and how often.
 
-    ``most`` and ``least`` bound the repeats; in between, a measurement may take ``budget_us``.
+    A point is measured in up to ``rounds`` visits, so that a disturbance of the machine meets
+    one visit and not the median. ``most`` bounds the repeats of a visit; within that, a visit may
+    take ``budget_us``. What takes longer is measured once, in the first visit alone.
     """
 
     device: torch.device
-    most: int = 30
-    least: int = 5
-    budget_us: float = 60_000.0
+    rounds: int = 3
+    most: int = 10
+    warm_up: int = 3
+    budget_us: float = 40_000.0
 
     def synchronize(self) -> None:
         """Wait until the device has finished everything."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def repeats(self, once_us: float) -> int:
-        """Return how often to repeat a call; a call of over 0.2 s is measured once more only."""
-        if once_us > LONG_US:
-            return 1
-        return max(self.least, min(self.most, int(self.budget_us / max(once_us, 1.0))))
+    def device_times(self, call: Call) -> list[float]:
+        """Time a call on the device, each repeat from an idle device, as after a gate; µs."""
+        once = self._between_events if self.device.type == "cuda" else self._host_once
+        return self._visit(call, once)
 
-    def device_times(self, call: Call) -> Spread:
-        """Time a call on the device, each repeat from an idle device, as after a gate."""
-        times = self.repeats(self._warm_up(call))
-        if self.device.type == "cuda":
-            return spread([self._between_events(call) for _ in range(times)])
-        return spread([self._host_once(call) for _ in range(times)])
+    def host_times(self, call: Call) -> list[float]:
+        """Time a call on the host's clock, from an idle device until it is idle again; µs."""
+        return self._visit(call, self._host_once)
 
-    def host_times(self, call: Call) -> Spread:
-        """Time a call on the host's clock, from an idle device until the device is idle."""
-        times = self.repeats(self._warm_up(call))
-        return spread([self._host_once(call) for _ in range(times)])
+    def is_long(self, samples: list[float]) -> bool:
+        """Whether a point is too long to be visited again."""
+        return bool(samples) and samples[0] > self.budget_us
 
-    def _warm_up(self, call: Call) -> float:
-        """Call a few times; return the last duration in µs on the host's clock."""
+    def _visit(self, call: Call, once: Callable[[Call], float]) -> list[float]:
         taken = self._host_once(call)
-        for _ in range(WARM_UP - 1):
-            if taken > LONG_US:
+        for _ in range(self.warm_up - 1):
+            if taken > self.budget_us / 4:
                 break
             taken = self._host_once(call)
-        return taken
+        repeats = max(1, min(self.most, int(self.budget_us / max(taken, 1.0))))
+        return [once(call) for _ in range(repeats)]
 
     def _host_once(self, call: Call) -> float:
         self.synchronize()
