@@ -143,8 +143,7 @@ def from_tables(tables: Mapping[str, pa.Table], layout: Layout) -> RequestTrace:
 
 def encode_table(table: pa.Table, compression_level: int) -> pa.Buffer:
     """Return the bytes of a Parquet file: one row group, zstd, page checksums."""
-    # Ids and scores hardly repeat as whole values; split into byte planes they compress best.
-    split = [path for path, kind in _leaves(table.schema) if path.endswith(".element")]
+    split = [path for path, kind in _leaves(table.schema) if _varied(path, kind)]
     rest = [path for path, _ in _leaves(table.schema) if path not in split]
     options: dict[str, Any] = {
         "use_dictionary": rest,
@@ -201,6 +200,11 @@ def _leaves(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
         (f"{f.name}.list.element", f.type.value_type) if lists(f.type) else (f.name, f.type)
         for f in schema
     ]
+
+
+def _varied(path: str, kind: pa.DataType) -> bool:
+    """Return whether whole values hardly repeat, so that byte planes beat a dictionary."""
+    return path.endswith(".element") or path == "token_id" or pa.types.is_floating(kind)
 
 
 def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
