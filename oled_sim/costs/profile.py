@@ -40,6 +40,8 @@ class Quantiles(_Strict, frozen=True):
     repeats: int
 
     def __post_init__(self) -> None:
+        if self.repeats == 0:
+            raise ValueError("a figure that has no table was not measured")
         _check_spread([self.median], [self.p10], [self.p90], [self.repeats])
 
 

@@ -9,6 +9,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -79,7 +80,8 @@ def save_profile(profile: Profile, path: Path, *, overwrite: bool = False) -> No
 
 def to_toml(profile: Profile) -> str:
     """Return the profile as TOML text, tables in the order of the format."""
-    document = msgspec.to_builtins(profile, builtin_types=(datetime.date,))
+    plain = partial(msgspec.to_builtins, builtin_types=(datetime.date,))
+    document = plain(msgspec.convert(plain(profile), Profile))  # whole floats stay floats
     return HEADER + "\n".join(_emit(document, ())) + "\n"
 
 

@@ -1,0 +1,120 @@
+"""Profiles as files: what is written is read back, and what is broken is refused."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+
+import msgspec
+import pytest
+from cost_tables import grid
+
+from oled_sim.costs.profile import Profile
+from oled_sim.costs.store import bundled_profiles, load_profile, save_profile, to_toml
+from oled_sim.errors import ProfileError, UsageError
+
+
+def test_round_trip_gives_the_same_bytes(affine: Profile, tmp_path):
+    table = grid(("experts", "tokens_per_expert"), [1, 3], [1, 2], [[0.1, 1e-9], [1 / 3, math.nan]])
+    note = 'quotes " and \\ and tabs\t and ünïcode and \x7f'
+    origin = msgspec.structs.replace(affine.origin, note=note)
+    profile = msgspec.structs.replace(affine, gpu_experts=table, origin=origin)
+    path = tmp_path / "p.toml"
+    save_profile(profile, path)
+    again = load_profile(path)
+    assert again.origin.note == note
+    assert to_toml(again) == path.read_text()
+    assert again.cost_geometry == affine.cost_geometry
+
+
+@pytest.mark.parametrize("name", bundled_profiles())
+def test_bundled_profiles_are_in_canonical_form(name):
+    from importlib.resources import files
+
+    text = (files("oled_sim") / "profiles" / f"{name}.toml").read_text()
+    assert to_toml(load_profile(name)) == text
+
+
+def test_nothing_is_overwritten_unasked(affine: Profile, tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        save_profile(affine, path)
+    assert path.read_text() == "mine"
+    save_profile(affine, path, overwrite=True)
+    assert load_profile(path).name == affine.name
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [p.name for p in tmp_path.iterdir()] == ["p.toml"]
+
+
+def test_a_failed_write_leaves_nothing_behind(affine: Profile, tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ProfileError, match="No space left"):
+        save_profile(affine, tmp_path / "p.toml")
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_name_suggests_the_nearest():
+    with pytest.raises(UsageError, match=r"did you mean 'h200-llada2.0-mini'"):
+        load_profile("h100-llada2.0-mini")
+
+
+def test_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(ProfileError, match=r"cannot read profile .*none\.toml: No such file"):
+        load_profile(tmp_path / "none.toml")
+
+
+BREAKS = {
+    "not TOML": ("format = 1", "format = = 1", "not valid TOML"),
+    "other version": ("format = 1", "format = 2", "format 2 is not 1"),
+    "unknown key": ("provisional = false", "provisional = false\nfudge = 1.0", "fudge"),
+    "missing key": ("provisional = false\n", "", "provisional"),
+    "text for a number": ("hidden_size = 2048", 'hidden_size = "2048"', "hidden_size"),
+    "unknown status": ('status = "synthetic"', 'status = "guessed"', "status"),
+    "wrong axis": ('axis = "bytes"', 'axis = "tokens"', "axes of h2d"),
+    "axis not ascending": ("points = [1, 4096]", "points = [4096, 1]", "ascend"),
+    "axis shorter": ("points = [1, 4096]", "points = [1]", "1 points but 2 times"),
+    "negative time": ("median_us = [30.0, 30.0]", "median_us = [30.0, -30.0]", "measurement"),
+    "infinite time": ("p90_us = [30.0, 30.0]", "p90_us = [30.0, inf]", "measurement"),
+    "nan without reason": ("median_us = [30.0, 30.0]", "median_us = [nan, 30.0]", "measurement"),
+    "speed-up": ("median = 1.0\np10 = 1.0", "median = 0.5\np10 = 0.5", "below 1"),
+    "ragged table": ("  [1, 1],\n  [1, 1],", "  [1, 1],\n  [1],", "2 rows of 2 columns"),
+}
+
+
+@pytest.mark.parametrize("case", BREAKS)
+def test_broken_files_are_refused_with_the_reason(affine: Profile, tmp_path, case):
+    old, new, reason = BREAKS[case]
+    text = to_toml(affine)
+    assert old in text
+    path = tmp_path / "broken.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ProfileError) as error:
+        load_profile(path)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_flipped_byte_that_is_no_text_is_refused(affine: Profile, tmp_path):
+    data = bytearray(to_toml(affine).encode())
+    data[200] ^= 0x80
+    path = tmp_path / "flipped.toml"
+    path.write_bytes(data)
+    with pytest.raises(ProfileError, match="UTF-8"):
+        load_profile(path)
+
+
+def test_slowdown_must_be_measured(affine: Profile, tmp_path):
+    text = to_toml(affine).replace(
+        "median = 1.0\np10 = 1.0\np90 = 1.0\nrepeats = 1",
+        "median = nan\np10 = nan\np90 = nan\nrepeats = 0",
+        1,
+    )
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match="not measured"):
+        load_profile(path)
