@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from oled_sim.errors import TraceError
+
 TEMPORARY_SUFFIX = ".part"
 
 
@@ -20,7 +22,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     The bytes and the directory entry are on disk when this returns.
 
     Raises:
-        OSError: the file system refuses (full, read-only, no permission); no temporary is left.
+        TraceError: the file system refuses (full, read-only, no permission); no temporary is left.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
@@ -29,10 +31,11 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+        sync_directory(path.parent)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Self
 
@@ -28,7 +29,8 @@ class TraceWriter:
     """Writes the trace directory ``path``.
 
     The manifest is rewritten after every finished request, so a writer that is killed leaves
-    every finished request readable. Several requests may be open at once.
+    every finished request readable. Several requests may be open at once. As a context manager it
+    leaves no directory behind when no request was finished.
 
     Args:
         path: the directory; made with its parents where absent.
@@ -56,6 +58,7 @@ class TraceWriter:
         manifest.check()
         self.manifest = msgspec.structs.replace(manifest, requests=())
         self._open_requests: set[int] = set()
+        self._found_directory = self.path.exists()
         self._prepare(resume, overwrite)
         save_manifest(self.path, self.manifest)
 
@@ -119,7 +122,17 @@ class TraceWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Forget open requests; a trace without a finished request is removed."""
         self._open_requests.clear()
+        if not self.finished:
+            self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        folders = [self.path / name for name in TABLES]
+        for folder in folders if self._found_directory else [*folders, self.path]:
+            with contextlib.suppress(OSError):  # another file is in it
+                folder.rmdir()
 
     def _claim(self, request: int) -> None:
         if request in self.finished:
@@ -142,13 +155,16 @@ class TraceWriter:
             raise UsageError(f"{self.path} is a file: name a directory for the trace")
         if self.path.is_dir() and any(self.path.iterdir()):
             self._prepare_existing(resume, overwrite)
-        for name in TABLES:
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+        try:
+            for name in TABLES:
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TraceError(f"{self.path} cannot be made: {error.strerror}") from None
 
     def _prepare_existing(self, resume: bool, overwrite: bool) -> None:
         if not (resume or overwrite):
             raise UsageError(
-                f"{self.path} is not empty: choose another directory, --resume or --overwrite"
+                f"{self.path} is not empty: choose another directory, or ask to resume or overwrite"
             )
         if not (self.path / MANIFEST).exists() and self._leftovers() != self._content():
             raise UsageError(f"{self.path} holds files that are no trace: choose another directory")
@@ -165,12 +181,12 @@ class TraceWriter:
             if value != theirs[field]:
                 raise TraceError(
                     f"{self.path} was recorded with another {field!r} and cannot be resumed:"
-                    " use the same settings, another directory, or --overwrite"
+                    " use the same settings or another directory, or overwrite it"
                 )
         for name, entry in found.files.items():
             file = self.path / name
             if not file.exists() or file.stat().st_size != entry.size_bytes:
-                raise TraceError(f"{file} is missing or truncated: record again with --overwrite")
+                raise TraceError(f"{file} is missing or truncated: record the trace again")
         self.manifest = msgspec.structs.replace(self.manifest, requests=found.requests)
 
     def _leftovers(self) -> set[Path]:

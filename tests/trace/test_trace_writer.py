@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -134,6 +135,32 @@ def test_a_trace_without_a_finished_request_says_so(tmp_path, geometry):
         open_trace(tmp_path / "t")
 
 
+def test_a_recording_that_fails_before_its_first_request_leaves_nothing(tmp_path, geometry):
+    with pytest.raises(RuntimeError), TraceWriter(tmp_path / "t", random_manifest(geometry)) as w:
+        w.begin(0)
+        raise RuntimeError
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_recording_that_fails_later_keeps_what_is_finished(tmp_path, geometry):
+    with pytest.raises(RuntimeError), TraceWriter(tmp_path / "t", random_manifest(geometry)) as w:
+        w.write_request(one(geometry), **COUNTS)
+        raise RuntimeError
+    assert open_trace(tmp_path / "t").requests == (0,)
+
+
+def test_a_directory_that_was_there_stays(tmp_path, geometry):
+    with TraceWriter(tmp_path, random_manifest(geometry)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_the_user_stay_where_nothing_was_recorded(tmp_path, geometry):
+    with TraceWriter(tmp_path / "t", random_manifest(geometry)):
+        (tmp_path / "t" / "README.md").write_text("mine")
+    assert files(tmp_path / "t").keys() == {Path("README.md")}
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):
     file = tmp_path / "f"
     file.write_bytes(b"old")
@@ -142,9 +169,15 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(TraceError, match="f cannot be written: No space left on device"):
         write_atomic(file, b"new")
     assert files(tmp_path) == {file.relative_to(tmp_path): b"old"}
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path, geometry):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TraceError, match="cannot be made"):
+        TraceWriter(tmp_path / "file" / "t", random_manifest(geometry))
 
 
 WRITER = """
