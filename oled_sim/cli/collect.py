@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +110,9 @@ Examples:
 def collect(**options: Any) -> None:
     """Record routing, gate scores, confidence and token state of a run, into a trace."""
     _require_torch()
+    # Small models run thousands of short parallel regions a second. Threads that spin between
+    # them make generation many times slower as soon as anything else wants the processor.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from oled_sim.collection import collect as run
     from oled_sim.collection import make_manifest
     from oled_sim.model.loading import checkpoint_path
