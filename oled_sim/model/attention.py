@@ -167,7 +167,7 @@ def _fold_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     share = heads // kv_heads
     folded = q.reshape(batch, kv_heads, share * length, width)
     mask = mask if mask is None else mask.repeat(1, 1, share, 1)
-    return scaled_dot_product_attention(folded, k, v, attn_mask=mask).view(q.shape)
+    return scaled_dot_product_attention(folded, k, v, attn_mask=mask).reshape(q.shape)
 
 
 def segment_positions(segments: Sequence[Segment]) -> Tensor:

@@ -45,9 +45,8 @@ class LLaDA2MoeRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` [..., width]; returns its dtype."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * (wide * scale).to(x.dtype)
+        normed = functional.rms_norm(x.float(), self.weight.shape, eps=self.eps)
+        return self.weight * normed.to(x.dtype)  # rounded before the weight, as published
 
 
 class LLaDA2MoeRotaryEmbedding(nn.Module):
@@ -58,12 +57,15 @@ class LLaDA2MoeRotaryEmbedding(nn.Module):
         self.dim = config.rotary_dim
         self.theta = config.rope_theta
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine, fp32 [..., S, rotary_dim / 2], of integer ``positions``."""
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine, [..., S, rotary_dim / 2] in ``dtype``, of ``positions``.
+
+        Angles are computed in fp32, which holds positions exactly.
+        """
         steps = torch.arange(0, self.dim, 2, dtype=torch.float32, device=positions.device)
         inverse = 1.0 / self.theta ** (steps / self.dim)
         angles = positions.float().unsqueeze(-1) * inverse
-        return angles.cos(), angles.sin()
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -71,13 +73,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: [B, heads, S, head_dim].
-        cos, sin: [B, S, rotary_dim / 2], fp32; applied in the dtype of ``x``.
+        cos, sin: [B, S, rotary_dim / 2], in the dtype of ``x``.
 
     Returns:
         ``x`` rotated; dimensions from rotary_dim on pass unchanged.
     """
     half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1).to(x.dtype), sin.unsqueeze(1).to(x.dtype)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
@@ -105,8 +107,8 @@ class LLaDA2MoeAttention(nn.Module):
         fused = self.query_key_value(hidden)
         heads = fused.view(batch, length, -1, self.head_dim).transpose(1, 2)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q = rotate(self.query_layernorm(q), *rotary)
-        k = rotate(self.key_layernorm(k), *rotary)
+        turned = rotate(torch.cat((self.query_layernorm(q), self.key_layernorm(k)), 1), *rotary)
+        q, k = turned.split((self.heads, self.kv_heads), dim=1)
         mixed = attention(self.layer, q, k, v)
         return self.dense(mixed.transpose(1, 2).reshape(batch, length, -1))
 

@@ -72,7 +72,7 @@ class LLaDA2MoeModel(nn.Module):
         if token_ids.dim() == 1:
             return self(token_ids.unsqueeze(0), positions.unsqueeze(0), attention).squeeze(0)
         hidden = self.word_embeddings(token_ids)
-        rotary = self.rotary_emb(positions)
+        rotary = self.rotary_emb(positions, hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rotary, attention)
         return self.norm(hidden)

@@ -60,7 +60,7 @@ def test_rotation(config):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 3, 5, config.head_dim))  # batch, heads, sequence, head_dim
     positions = np.array([[0, 1, 2, 3, 4], [100, 7, 511, 0, 63]])
-    tables = LLaDA2MoeRotaryEmbedding(config)(torch.from_numpy(positions))
+    tables = LLaDA2MoeRotaryEmbedding(config)(torch.from_numpy(positions), torch.float32)
     turned = rotate(torch.from_numpy(x).float(), *tables).numpy()
     for b, h, s in np.ndindex(2, 3, 5):
         expected = rope(x[b, h, s], positions[b, s], config.rotary_dim, config.rope_theta)
