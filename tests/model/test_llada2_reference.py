@@ -78,3 +78,18 @@ def test_router(config, model):
         expected_ids, expected_weights = route(token.double().numpy(), *args)
         assert token_ids.tolist() == expected_ids
         np.testing.assert_allclose(token_weights.numpy(), expected_weights, rtol=1e-5)
+
+
+def test_modules_carry_the_published_names(model):
+    found = {name: type(module).__name__ for name, module in model.named_modules()}
+    assert found[""] == "LLaDA2MoeModelLM"
+    assert found["model"] == "LLaDA2MoeModel"
+    assert found["model.layers.0"] == "LLaDA2MoeDecoderLayer"
+    assert found["model.layers.0.mlp"] == "LLaDA2MoeMLP"
+    assert found["model.layers.1.mlp"] == "LLaDA2MoeSparseMoeBlock"
+    assert found["model.layers.1.mlp.gate"] == "LLaDA2MoeGate"
+    parts = ("word_embeddings", "norm", "rotary_emb", "layers.1.mlp.experts")
+    assert found.keys() >= {"lm_head", *(f"model.{part}" for part in parts)}
+    below = ("attention", "mlp", "input_layernorm", "post_attention_layernorm")
+    assert found.keys() >= {f"model.layers.2.{part}" for part in below}
+    assert "model.layers.1.mlp.shared_experts" in found
