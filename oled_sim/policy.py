@@ -21,7 +21,7 @@ Parameters are given as ``--policy ./mine.py:half_life_passes=8``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -32,6 +32,7 @@ from oled_sim.geometry import CostGeometry, RoutingGeometry
 
 if TYPE_CHECKING:
     from oled_sim.costs.lanes import LaneCosts
+    from oled_sim.engine.whatif import LayerTimer
 
 __all__ = [
     "Event",
@@ -44,6 +45,7 @@ __all__ = [
     "RequestSummary",
     "Setting",
     "param",
+    "parameters",
 ]
 
 
@@ -61,7 +63,9 @@ class Lane(IntEnum):
 class Setting(NamedTuple):
     """What stays fixed during a run; handed to :meth:`Policy.place`.
 
-    ``capacity``: int64 [L] slots per layer at the start. ``expert_bytes``: int64 [L].
+    ``capacity``: int64 [L] slots per layer at the start (under global scope an equal share of the
+    pool). ``budget``: slots in all. ``expert_bytes``: int64 [L]. ``scope``: ``layer`` or
+    ``global``. ``timer`` tells what the engine would charge for a decision.
     """
 
     routing: RoutingGeometry
@@ -70,18 +74,27 @@ class Setting(NamedTuple):
     budget: int
     expert_bytes: NDArray[np.int64]
     costs: LaneCosts
+    timer: LayerTimer
     scope: str
 
 
 class RequestInfo(NamedTuple):
-    """A request that starts. ``counted`` is false for warm-up and history requests."""
+    """A request that starts.
+
+    ``counted``: its figures are reported. ``history``: it belongs to the split that policies may
+    learn from; warm-up requests are neither.
+    """
 
     request: int
     counted: bool
+    history: bool = False
 
 
 class RequestSummary(NamedTuple):
-    """A request that ended, with the engine's own figures of it."""
+    """A request that ended, with the engine's own figures of its decode passes.
+
+    ``hits``: Σ |R ∩ A|. ``activations``: Σ |A|; in a batch those of the batch's events.
+    """
 
     request: int
     passes: int
@@ -124,21 +137,25 @@ class LayerHistory(NamedTuple):
 class Event:
     """One MoE layer of one pass, as known at its gate.
 
-    A activated experts, T tokens, k experts per token.
+    A activated experts, T tokens, k experts per token. Arrays are read-only views; ``resident``
+    and ``last_use`` show the state of the moment, so copy what must outlive the hook.
 
     Attributes:
+        request: of the first token; ``owner`` says it per token. block: likewise.
         layer: index into ``routing.layers``.
-        pass_index: number of the pass in the request. kind: a ``Kind``. block: block index.
+        pass_index: number of the pass in the request. kind: a ``Kind``; of a batch ``DENOISE`` if
+            any request denoises, else ``COMMIT`` if any commits.
         experts: int64 [A], activated experts in recency order (least recently routed first).
         tokens: int64 [A], tokens routed to each (n_e).
         gate_mass: float64 [A], sum of gate scores, NaN without the signal ``gates``.
         routes: uint8/uint16 [T, k]; gates: float32 [T, k] or None.
         confidence: float64 [T], by the run's confidence mode (spec §5), 1 where none is known.
-        position: int32 [T]; state: uint8 [T].
+        position: int32 [T]; state: uint8 [T]; owner: int32 [T], request of each token.
         full_gate: float32 [E] or None; embedding: float32 [d] or None.
         resident: bool [E], every byte arrived at the gate (read-only).
         capacity: slots of the layer now (of the whole pool under global scope).
-        last_use: int64 [E], event counter of the last activation before this event, -1 never.
+        last_use: int64 [E], recency stamp before this event: larger is more recent, -1 never
+            used; ``last_use // E`` is the number of the event in the run.
     """
 
     request: int
@@ -159,6 +176,7 @@ class Event:
     resident: NDArray[np.bool_]
     capacity: int
     last_use: NDArray[np.int64]
+    owner: NDArray[np.int32]
 
     @property
     def missed(self) -> NDArray[np.bool_]:
@@ -174,21 +192,51 @@ class Prefetch(NamedTuple):
     priority: float
 
 
-def param(default: Any, help: str) -> Any:
-    """Declare a policy parameter with its default and one line of help."""
-    return field(default=default, metadata={"help": help})
+def param(default: Any, help: str, *, name: str | None = None) -> Any:
+    """Declare a policy parameter with its default and one line of help.
+
+    ``name``: what users call it, where the field cannot have that name because a hook has it.
+    """
+    return field(default=default, metadata={"help": help, "name": name})
+
+
+def parameters(policy: Policy | type[Policy]) -> dict[str, Field[Any]]:
+    """Return the parameters of a policy: what users call each, and its dataclass field."""
+    return {f.metadata.get("name") or f.name: f for f in fields(policy) if f.init}
 
 
 @dataclass
 class Policy:
-    """Base class: keeps the most recently used, transfers every miss, prefetches nothing."""
+    """Base class: keeps the most recently used, transfers every miss, prefetches nothing.
+
+    Hooks of one event are called in the order ``reside``, ``dispatch``, ``score``, ``rescore``,
+    ``prefetch``, each once.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     """Signals the trace must hold; ``"future"`` grants :meth:`reside`."""
 
+    learns: ClassVar[bool] = False
+    """Whether the requests of the split ``history`` are simulated first, for it to learn from.
+
+    They start from an empty cache; afterwards the cache is emptied and :meth:`place` called again.
+    """
+
+    replaces_queue: ClassVar[bool] = False
+    """Whether a list from :meth:`prefetch` first cancels what is still queued."""
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Names for sets of parameters: ``--policy name:variant``."""
+
     def place(self, setting: Setting) -> NDArray[np.bool_] | None:
-        """Before the first request: initial residents, bool [L, E], loaded free; None for none."""
+        """Before the first request: initial residents, bool [L, E], loaded free; None for none.
+
+        The place to allocate state. With C ≥ E everything is resident whatever is returned.
+        """
         return None
+
+    def clear(self) -> None:
+        """Forget counters, but not learned history; called before each request of a cold run."""
 
     def begin_request(self, info: RequestInfo) -> Sequence[Prefetch]:
         """At a request's start; may return prefetches."""
@@ -198,10 +246,11 @@ class Policy:
         """At a request's end."""
 
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
-        """Every ``allocate_every`` denoise or commit passes: capacity per layer, float64 [L].
+        """Every ``allocation_period`` denoise or commit passes: slots per layer, float64 [L].
 
         Must be non-negative and sum to the budget; the engine clips to [min(k, C), E], re-shares
         the excess by weight and rounds by largest remainder. None leaves capacities unchanged.
+        Not called under global scope, nor when nothing or everything fits.
         """
         return None
 
@@ -211,11 +260,15 @@ class Policy:
         return 0
 
     def prefetch(self, event: Event) -> Sequence[Prefetch]:
-        """After a gate: what to copy for later layers."""
+        """After a gate: what to copy for later layers. An entry queued again takes a new turn."""
         return ()
 
     def dispatch(self, event: Event) -> NDArray[np.integer[Any]]:
-        """At the gate: a :class:`Lane` per activated expert, [A]. Default: transfer every miss."""
+        """At the gate: a :class:`Lane` per activated expert, [A]. Default: transfer every miss.
+
+        Demand transfers start in the order of ``event.experts``. An expert whose prefetch is in
+        flight is waited for, whatever lane a miss is given.
+        """
         return np.where(event.missed, Lane.TRANSFER, Lane.GPU)
 
     def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
@@ -226,6 +279,24 @@ class Policy:
         expert arrives at another layer's pool. Default: all equal, which is LRU.
         """
         return np.zeros(self.experts, dtype=np.float64)
+
+    def rescore(self, resident: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+        """Under global scope, after ``score``: values of all layers, float64 [L, E].
+
+        For a policy whose scores age. None keeps the value that each layer's last event gave.
+        ``resident``: bool [L, E].
+        """
+        return None
+
+    def revise(self, layer: int, event: Event) -> NDArray[np.float64] | None:
+        """Under ``confidence=end``: new values after the LM head, float64 [E]; None keeps the old.
+
+        Called for every event of the pass, in order, with the confidence of that very pass in
+        ``event.confidence``. Who is resident was fixed at the gate, since no slot can be held
+        until the LM head; the new values decide whenever scores are compared before the layer's
+        next event: when a layer shrinks, a prefetch arrives, or layers share one pool.
+        """
+        return None
 
     def end_iteration(self, end: PassEnd) -> None:
         """After the LM head of a pass, with its confidence and acceptance."""
@@ -242,6 +313,4 @@ class Policy:
 
     def describe(self) -> Mapping[str, Any]:
         """Parameters as given, for results and manifests."""
-        from dataclasses import fields
-
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return {name: getattr(self, f.name) for name, f in parameters(self).items()}

@@ -1,1 +1,4 @@
-"""The discrete-event engine: residency, lanes, metrics."""
+"""The simulator: expert pools, lanes, run rules, metrics.
+
+``simulate`` runs one policy, ``simulate_all`` several side by side; see ``docs/architecture.md``.
+"""

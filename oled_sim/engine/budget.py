@@ -1,0 +1,152 @@
+"""The expert budget: how much may be resident, and how it is shared between layers (spec §2, §5).
+
+A budget is held in bytes, so that experts whose size differs by layer need no special case; with
+equal sizes every figure is a whole number of slots.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.engine.jit import kernel
+from oled_sim.errors import UsageError
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that ``4000MiB``, ``1.5G`` or ``800k`` mean.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size: give bytes such as 800M, 1.5G or 4000MiB")
+    number, unit = match.groups()
+    return int(float(number) * UNITS[(unit or "").lower()])
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be resident: ``cache`` slots per MoE layer on average, or ``size_bytes``."""
+
+    cache: int | None = None
+    size_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cache is None) == (self.size_bytes is None):
+            raise UsageError("give a budget either in slots per layer or in bytes")
+        if min(v for v in (self.cache, self.size_bytes) if v is not None) < 0:
+            raise UsageError(f"a cache of {self} is impossible: give 0 or more")
+
+    def __str__(self) -> str:
+        return str(self.cache) if self.size_bytes is None else f"{self.size_bytes} bytes"
+
+    def total_bytes(self, expert_bytes: NDArray[np.int64]) -> int:
+        """Return the whole budget in bytes, for layers whose experts have ``expert_bytes`` [L]."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        assert self.cache is not None
+        return self.cache * int(expert_bytes.sum())
+
+    def slots_per_layer(self, expert_bytes: NDArray[np.int64]) -> int:
+        """Return C, the whole slots per layer if all layers get the same number."""
+        return self.total_bytes(expert_bytes) // int(expert_bytes.sum())
+
+
+def uniform_capacity(
+    total_bytes: int, expert_bytes: NDArray[np.int64], experts: int
+) -> NDArray[np.int64]:
+    """Return the slots of each layer, int64 [L], when a budget is shared equally."""
+    layers = len(expert_bytes)
+    lower = np.zeros(layers, np.int64)
+    upper = np.full(layers, experts, np.int64)
+    return apportion(np.ones(layers), lower, upper, expert_bytes, total_bytes)
+
+
+@kernel
+def apportion(weights, lower, upper, unit_bytes, total_bytes):  # noqa: ANN001, ANN201
+    """Share a budget by weight, within bounds, in whole slots.
+
+    The share of every layer is proportional to its weight as long as it lies within its bounds;
+    what a bound cuts off or adds is shared again among the others. Whole slots are then handed
+    out by largest remainder, ties to the lower layer.
+
+    Args:
+        weights: float64 [L], non-negative.
+        lower: int64 [L], fewest slots; they must fit the budget.
+        upper: int64 [L], most slots.
+        unit_bytes: int64 [L], bytes of one slot.
+        total_bytes: the budget. Never exceeded; with equal ``unit_bytes`` used up to a slot.
+
+    Returns:
+        int64 [L], slots per layer.
+    """
+    share = _bounded_shares(weights, lower, upper, unit_bytes, total_bytes)
+    slots = np.empty(len(share), np.int64)
+    remainder = np.empty(len(share), np.float64)
+    left = total_bytes
+    for i in range(len(share)):
+        slots[i] = max(lower[i], int(np.floor(share[i] + 1e-9)))
+        remainder[i] = share[i] - slots[i]
+        left -= slots[i] * unit_bytes[i]
+    while True:
+        best = -1
+        for i in range(len(share)):
+            fits = slots[i] < upper[i] and unit_bytes[i] <= left
+            if fits and (best < 0 or remainder[i] > remainder[best] + 1e-9):
+                best = i
+        if best < 0:
+            return slots
+        slots[best] += 1
+        remainder[best] -= 1.0
+        left -= unit_bytes[best]
+
+
+@kernel
+def _bounded_shares(weights, lower, upper, unit_bytes, total_bytes):  # noqa: ANN001, ANN202
+    """Return real-valued slots per layer: proportional to weight, except at the bounds.
+
+    As in CSS's flexible lengths: scale the free layers to the rest of the budget; if the bounds
+    add more than they cut off, fix the layers below their lower bound, else those above the
+    upper; repeat with what is left.
+    """
+    share = np.zeros(len(weights), np.float64)
+    free = np.ones(len(weights), np.bool_)
+    rest = float(total_bytes)
+    while True:
+        _scale_free(weights, unit_bytes, free, rest, share)
+        excess = 0.0
+        for i in range(len(share)):
+            if free[i]:
+                clipped = min(max(share[i], float(lower[i])), float(upper[i]))
+                excess += (clipped - share[i]) * unit_bytes[i]
+        fixed = False
+        for i in range(len(share)):
+            low, high = share[i] < lower[i], share[i] > upper[i]
+            if free[i] and ((low and excess >= 0.0) or (high and excess <= 0.0)):
+                share[i] = float(lower[i]) if low else float(upper[i])
+                free[i] = False
+                rest -= share[i] * unit_bytes[i]
+                fixed = True
+        if not fixed:
+            return share
+
+
+@kernel
+def _scale_free(weights, unit_bytes, free, rest, share):  # noqa: ANN001, ANN202
+    """Set the shares of the free layers by weight, or equal ones where none has any weight."""
+    weighted = 0.0
+    plain = 0.0
+    for i in range(len(weights)):
+        if free[i]:
+            weighted += weights[i] * unit_bytes[i]
+            plain += unit_bytes[i]
+    for i in range(len(weights)):
+        if free[i]:
+            share[i] = rest * weights[i] / weighted if weighted > 0.0 else rest / plain

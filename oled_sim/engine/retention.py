@@ -1,0 +1,99 @@
+"""Who stays: selection by (score, most recent use, lowest id) within a budget of bytes.
+
+A candidate is the number ``layer · E + expert``. A selection drops the worst candidates until the
+rest fits; one scored −inf is always dropped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oled_sim.engine.jit import kernel
+
+# ruff: noqa: ANN001, ANN201, ANN202
+
+
+@kernel
+def add_candidate(pools, n, layer, expert):
+    """Append a candidate; return the new number of candidates."""
+    pools.candidates[n] = layer * pools.resident.shape[1] + expert
+    pools.keys[n] = pools.score[layer, expert]
+    pools.ages[n] = pools.used[layer, expert]
+    return n + 1
+
+
+@kernel
+def add_residents(pools, n, layer):
+    """Append the residents of a layer; return the new number of candidates."""
+    for expert in range(pools.resident.shape[1]):
+        if pools.resident[layer, expert]:
+            n = add_candidate(pools, n, layer, expert)
+    return n
+
+
+@kernel
+def add_pool(pools, n, layer, whole):
+    """Append the residents of the pool that serves ``layer``: the layer's, or all of them."""
+    if not whole:
+        return add_residents(pools, n, layer)
+    for other in range(pools.resident.shape[0]):
+        n = add_residents(pools, n, other)
+    return n
+
+
+@kernel
+def retain(pools, n, limit_bytes):
+    """Keep the best of ``n`` candidates within ``limit_bytes``.
+
+    Returns:
+        m: candidates ``[:m]`` stay, ``[m:n]`` are dropped.
+    """
+    total = 0
+    hopeless = False
+    for i in range(n):
+        total += pools.expert_bytes[pools.candidates[i] // pools.resident.shape[1]]
+        hopeless = hopeless or pools.keys[i] == -np.inf
+    if total <= limit_bytes and not hopeless:
+        return n
+    for i in range(n // 2 - 1, -1, -1):
+        _sift_down(pools, i, n)
+    kept = n
+    while kept > 0 and (total > limit_bytes or pools.keys[0] == -np.inf):
+        total -= pools.expert_bytes[pools.candidates[0] // pools.resident.shape[1]]
+        kept -= 1
+        _swap(pools, 0, kept)
+        _sift_down(pools, 0, kept)
+    return kept
+
+
+@kernel
+def _worse(pools, a, b):
+    """Whether candidate a is dropped before candidate b."""
+    if pools.keys[a] != pools.keys[b]:
+        return pools.keys[a] < pools.keys[b]
+    if pools.ages[a] != pools.ages[b]:
+        return pools.ages[a] < pools.ages[b]
+    return pools.candidates[a] > pools.candidates[b]
+
+
+@kernel
+def _swap(pools, a, b):
+    candidates, keys, ages = pools.candidates, pools.keys, pools.ages
+    candidates[a], candidates[b] = candidates[b], candidates[a]
+    keys[a], keys[b] = keys[b], keys[a]
+    ages[a], ages[b] = ages[b], ages[a]
+
+
+@kernel
+def _sift_down(pools, i, n):
+    """Restore the heap whose root is the worst candidate."""
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            return
+        if child + 1 < n and _worse(pools, child + 1, child):
+            child += 1
+        if not _worse(pools, child, i):
+            return
+        _swap(pools, i, child)
+        i = child

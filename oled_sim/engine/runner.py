@@ -1,0 +1,242 @@
+"""Whole runs: several policies and budgets over one trace, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.engine import laws
+from oled_sim.engine.batch import Batch, make_batch
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.metrics import GroupFigures, RequestFigures, Summary, group_figures, summarize
+from oled_sim.engine.rules import Group, Rules, Splits, split_requests
+from oled_sim.engine.simulation import GroupRecord, Simulation
+from oled_sim.engine.source import Source
+from oled_sim.engine.state import N_POOL_BYTES
+from oled_sim.geometry import CostGeometry
+from oled_sim.policy import Policy
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One policy with one budget. ``spec``: what to call the policy in results."""
+
+    spec: str
+    policy: Policy
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one policy with one budget came to.
+
+    Attributes:
+        spec: the policy's name. parameters: all of them, as used.
+        budget: as asked for. slots: in all layers together.
+        causal: whether the policy saw only what is known at the time.
+        clairvoyant: whether it declares ``future``.
+        initial_residents: experts loaded free before the first request.
+        splits: requests by what they were for.
+        requests: figures of the counted ones. summary: means and totals.
+        unused_prefetches: prefetched experts still resident and unused at the end.
+    """
+
+    spec: str
+    parameters: dict[str, Any]
+    budget: Budget
+    slots: int
+    rules: Rules
+    causal: bool
+    clairvoyant: bool
+    initial_residents: int
+    splits: Splits
+    requests: tuple[RequestFigures, ...]
+    summary: Summary
+    unused_prefetches: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; NaN stays NaN."""
+        found = asdict(self)
+        found["cache"] = self.budget.cache
+        found["cache_bytes"] = self.budget.size_bytes
+        del found["budget"]
+        return found
+
+
+Observer = Callable[[Contender, GroupRecord], None]
+"""Called with what was measured in every group, counted or not."""
+
+
+@dataclass
+class _Runner:
+    """One contender on its way through the trace."""
+
+    contender: Contender
+    simulation: Simulation
+    figures: list[GroupFigures] = field(default_factory=list)
+    in_history: bool = False
+    resident_bytes: int = 0
+
+    def run(self, group: Group, batch: Batch, source: Source) -> GroupRecord:
+        simulation = self.simulation
+        if self.in_history and group.split != "history":
+            simulation.end_history()
+        self.in_history = group.split == "history"
+        record = simulation.run_group(group, batch)
+        laws.check_cheap(record, simulation.state, simulation.rules)
+        if group.split == "counted":
+            scope, slots = simulation.rules.scope, simulation.slots
+            self.figures.append(group_figures(record, source, scope=scope, pool_slots=slots))
+            most = record.course.counts[:, N_POOL_BYTES].max(initial=0)
+            self.resident_bytes = max(self.resident_bytes, int(most))
+        return record
+
+
+def simulate(
+    source: Source,
+    policy: Policy,
+    costs: LaneCosts,
+    budget: Budget | int,
+    rules: Rules | None = None,
+    *,
+    spec: str | None = None,
+) -> Result:
+    """Run one policy with one budget over a trace.
+
+    Args:
+        source: the trace.
+        policy: the policy; it is copied, so it can be run again.
+        costs: lane costs of the cost geometry.
+        budget: a :class:`Budget`, or slots per layer.
+        rules: how requests are run.
+        spec: what to call the policy.
+
+    Raises:
+        TraceError: a signal that the policy needs is missing.
+        UsageError: no request is left to count.
+        PolicyError: the policy breaks the contract.
+        ProfileError: a count lies outside the profiled range.
+    """
+    budget = Budget(cache=budget) if isinstance(budget, int) else budget
+    contender = Contender(spec or type(policy).__name__, policy, budget)
+    return simulate_all(source, [contender], costs, rules)[0]
+
+
+def simulate_all(
+    source: Source,
+    contenders: Sequence[Contender],
+    costs: LaneCosts,
+    rules: Rules | None = None,
+    *,
+    expert_bytes: NDArray[np.int64] | None = None,
+    observe: Observer | None = None,
+    keep_log: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Result]:
+    """Run several contenders side by side, reading and preparing every request once.
+
+    Memory holds one batch of requests, whatever the length of the trace.
+
+    Args:
+        source: the trace.
+        contenders: policies with their budgets.
+        costs: lane costs of the cost geometry.
+        rules: how requests are run.
+        expert_bytes: int64 [L], if they differ from the cost geometry's.
+        observe: called after every group, for event tables and timelines.
+        keep_log: record every job of every lane for ``observe``.
+        progress: called with (runs of a request done, all of them).
+
+    Raises:
+        As :func:`simulate`.
+    """
+    rules = rules or Rules()
+    splits = split_requests(source.requests, rules)
+    for contender in contenders:
+        source.require(contender.policy.needs, f"policy {contender.spec!r}")
+    runners = [
+        _Runner(
+            c,
+            Simulation(
+                c.policy,
+                source.geometry,
+                costs,
+                c.budget,
+                rules,
+                expert_bytes=expert_bytes,
+                name=c.spec,
+                keep_log=keep_log,
+            ),
+        )
+        for c in contenders
+    ]
+    total = sum(
+        len(g.requests) for r in runners for g in splits.groups(rules.batch, learns=_learns(r))
+    )
+    done = 0
+    for group in splits.groups(rules.batch, learns=any(_learns(r) for r in runners)):
+        traces = [source.read(request) for request in group.requests]
+        batch = make_batch(traces, source.geometry, costs, rules.confidence)
+        for runner in runners:
+            if group.split == "history" and not _learns(runner):
+                continue
+            record = runner.run(group, batch, source)
+            if observe is not None:
+                observe(runner.contender, record)
+            done += len(group.requests)
+            if progress is not None:
+                progress(done, total)
+    return [_result(runner, splits) for runner in runners]
+
+
+def _learns(runner: _Runner) -> bool:
+    return runner.simulation.policy.learns
+
+
+def _result(runner: _Runner, splits: Splits) -> Result:
+    simulation, contender = runner.simulation, runner.contender
+    clairvoyant = "future" in simulation.policy.needs
+    kept = max(g.kept_tokens for g in runner.figures)
+    return Result(
+        spec=contender.spec,
+        parameters=dict(simulation.policy.describe()),
+        budget=contender.budget,
+        slots=simulation.slots,
+        rules=simulation.rules,
+        causal=simulation.rules.causal and not clairvoyant,
+        clairvoyant=clairvoyant,
+        initial_residents=simulation.initial_residents,
+        splits=splits,
+        requests=tuple(r for g in runner.figures for r in g.requests),
+        summary=summarize(
+            runner.figures,
+            peak_gpu_bytes=peak_gpu_bytes(simulation, kept),
+            peak_resident_bytes=runner.resident_bytes,
+            host_bytes=int(simulation.expert_bytes.sum()) * simulation.geometry.experts,
+        ),
+        unused_prefetches=simulation.leftover_prefetches,
+    )
+
+
+def simulated_geometry(simulation: Simulation) -> CostGeometry:
+    """Return the cost geometry with as many MoE layers as the trace routes over."""
+    cost = simulation.costs.geometry
+    return replace(cost, layers=cost.dense_layers + len(simulation.geometry.layers))
+
+
+def peak_gpu_bytes(simulation: Simulation, kept_tokens: int) -> int:
+    """Return the GPU memory that a run takes.
+
+    Everything but the routed experts, the expert budget (never more than all experts), the
+    staging slots, and keys and values of ``kept_tokens`` tokens.
+    """
+    cost = simulated_geometry(simulation)
+    everything = int(simulation.expert_bytes.sum()) * simulation.geometry.experts
+    experts = min(simulation.total_bytes, everything)
+    staging = simulation.rules.staging * int(simulation.expert_bytes.max())
+    return cost.resident_bytes + experts + staging + kept_tokens * cost.kv_bytes_per_token

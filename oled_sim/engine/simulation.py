@@ -1,0 +1,442 @@
+"""The run loop: policy hooks around the kernels, one call of each per event."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.engine import events
+from oled_sim.engine.batch import Batch
+from oled_sim.engine.budget import Budget, apportion, uniform_capacity
+from oled_sim.engine.hooks import Hooks
+from oled_sim.engine.rules import Group, Rules
+from oled_sim.engine.state import (
+    ARRIVED,
+    BUDGET_BYTES,
+    CPU_EXPERTS,
+    CPU_TOKENS,
+    DECIDE,
+    EVENT,
+    GLOBAL,
+    HIT_EXPERTS,
+    HIT_TOKENS,
+    LOGGED,
+    OUTSIDE_PROFILE,
+    PASS,
+    PASS_ENDED,
+    POOL_BYTES,
+    PROBLEM,
+    READY_EXPERTS,
+    TOKENS,
+    Course,
+    State,
+    new_lanes,
+    new_pools,
+    new_queue,
+)
+from oled_sim.engine.whatif import LayerTimer
+from oled_sim.errors import ProfileError
+from oled_sim.geometry import RoutingGeometry
+from oled_sim.policy import (
+    Event,
+    LayerHistory,
+    PassEnd,
+    Policy,
+    RequestInfo,
+    RequestSummary,
+    Setting,
+)
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """What was measured while one group of requests ran. ``course`` holds the rows.
+
+    If the run keeps a log, ``log`` is float64 [n, 9] with one row per job in the order in which
+    jobs ended: ``LOG_COLUMNS``, then the pass that it ended in.
+    """
+
+    group: Group
+    batch: Batch
+    course: Course
+    log: NDArray[np.float64] | None = None
+
+
+class Simulation:
+    """One policy with one budget, from the first request to the last.
+
+    Args:
+        policy: the policy; its state changes as the run goes on.
+        geometry: routing geometry of the trace.
+        costs: lane costs of the cost geometry.
+        budget: how much may be resident.
+        rules: how requests are run.
+        expert_bytes: int64 [L], bytes of one expert per layer; by default the cost geometry's.
+        name: what errors call the policy.
+        keep_log: record every job of every lane.
+
+    Raises:
+        PolicyError: the policy breaks the contract.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        geometry: RoutingGeometry,
+        costs: LaneCosts,
+        budget: Budget,
+        rules: Rules | None = None,
+        *,
+        expert_bytes: NDArray[np.int64] | None = None,
+        name: str | None = None,
+        keep_log: bool = False,
+    ) -> None:
+        self.rules = rules or Rules()
+        self.geometry = geometry
+        self.costs = costs
+        self.budget = budget
+        layers = len(geometry.layers)
+        if expert_bytes is None:
+            expert_bytes = np.full(layers, costs.geometry.expert_bytes, np.int64)
+        self.expert_bytes = expert_bytes
+        self.copy_us = np.array([costs.h2d_us(float(size)) for size in expert_bytes])
+        self.total_bytes = budget.total_bytes(expert_bytes)
+        self.initial_residents = 0
+        self.leftover_prefetches = 0
+        self.keep_log = keep_log
+        self.policy = copy.deepcopy(policy)
+        self.hooks = Hooks(
+            self.policy, name or type(policy).__name__, geometry.layers, geometry.experts
+        )
+        self._reset()
+        self._place()
+
+    @property
+    def uniform(self) -> NDArray[np.int64]:
+        """Slots per layer, int64 [L], when the budget is shared equally."""
+        return uniform_capacity(self.total_bytes, self.expert_bytes, self.geometry.experts)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every expert fits, which is full residency."""
+        return self.total_bytes >= int(self.expert_bytes.sum()) * self.geometry.experts
+
+    @property
+    def slots(self) -> int:
+        """Slots of all layers together."""
+        return int(self.state.pools.capacity.sum()) if self._per_layer else self._pool_slots
+
+    @property
+    def _per_layer(self) -> bool:
+        return self.rules.scope == "layer"
+
+    @property
+    def _pool_slots(self) -> int:
+        everything = len(self.geometry.layers) * self.geometry.experts
+        return min(everything, self.total_bytes // int(self.expert_bytes.max()))
+
+    def _reset(self) -> None:
+        """Put the engine into the state before the first request: empty, at time zero."""
+        layers, experts = len(self.geometry.layers), self.geometry.experts
+        capacity = self.uniform
+        if not self._per_layer:
+            capacity = np.full(layers, self._pool_slots, np.int64)
+        log = 4 * experts + 64 if self.keep_log else 0
+        staging = self.rules.staging
+        self.state = State(
+            pools=new_pools(layers, experts, capacity, self.expert_bytes),
+            lanes=new_lanes(experts, self.copy_us, self.expert_bytes, staging, log),
+            queue=new_queue(layers, experts, staging),
+        )
+        self.work = self.state.lanes.work
+        self.work[GLOBAL] = int(not self._per_layer)
+        self.work[BUDGET_BYTES] = self.total_bytes
+        pools = self.state.pools
+        self._resident = _rows(pools.resident)
+        self._last_use = _rows(pools.used)
+        self._passes_since = 0
+
+    def _place(self) -> None:
+        """Ask for the initial residents and load them free of charge."""
+        setting = Setting(
+            routing=self.geometry,
+            cost=self.costs.geometry,
+            capacity=self.uniform,
+            budget=int(self.uniform.sum()),
+            expert_bytes=self.expert_bytes,
+            costs=self.costs,
+            timer=LayerTimer(
+                self.geometry.experts,
+                self.copy_us,
+                self.expert_bytes,
+                self.rules.staging,
+                self.costs,
+            ),
+            scope=self.rules.scope,
+        )
+        self.hooks.request = self.hooks.pass_index = self.hooks.layer = -1
+        self._load(self.hooks.place(setting))
+
+    def _load(self, mask: NDArray[np.bool_] | None) -> None:
+        pools = self.state.pools
+        if self.holds_all:
+            mask = np.ones_like(pools.resident)
+        self._initial = mask
+        if mask is None:
+            return
+        count = mask.sum(axis=1)
+        size = int((count * self.expert_bytes).sum())
+        if self._per_layer and (count > pools.capacity).any():
+            layer = int(np.argmax(count > pools.capacity))
+            raise self.hooks.fail(
+                f"place() fills {count[layer]} of {pools.capacity[layer]} slots of layer"
+                f" {self.geometry.layers[layer]}"
+            )
+        if size > self.total_bytes:
+            raise self.hooks.fail(f"place() fills {size} of {self.total_bytes} bytes")
+        pools.resident[:] = mask
+        pools.occupied[:] = count
+        self.work[POOL_BYTES] = size
+        self.initial_residents = int(count.sum())
+
+    def end_history(self) -> None:
+        """Go from the history split to the run: empty caches, and let the policy place anew."""
+        self._reset()
+        self._place()
+
+    def run_group(self, group: Group, batch: Batch) -> GroupRecord:
+        """Run the requests of one group to their end.
+
+        Args:
+            group: which requests, and what they are for.
+            batch: the same requests made ready by :func:`make_batch`.
+        """
+        if self.rules.cold:
+            self._reset()
+            self._load(self._initial)
+            self.hooks.call("clear")
+        course = batch.fresh_course()
+        pools, log = self.state.pools, []
+        pools.fresh[:] = False
+        pools.fresh_event[:] = -1
+        self.work[PASS] = 0
+        self._begin_requests(group)
+        for _ in range(batch.passes):
+            self._run_pass(batch, course, log)
+        self._end_requests(batch, course)
+        self._count_leftovers()
+        return GroupRecord(group, batch, course, np.concatenate(log) if self.keep_log else None)
+
+    def _run_pass(self, batch: Batch, course: Course, log: list[NDArray[np.float64]]) -> None:
+        state, tables, hooks = self.state, self.costs.tables, self.hooks
+        p = int(self.work[PASS])
+        hooks.pass_index = p
+        stop = events.advance(state, course, tables)
+        while stop != PASS_ENDED:
+            if stop == DECIDE:
+                stop = self._decide(batch, course)
+            elif stop == ARRIVED:
+                stop = self._admit(course)
+            if self.keep_log:
+                self._drain(log, p)
+            if stop == OUTSIDE_PROFILE:
+                self._outside_profile()
+            elif stop < 0:
+                raise hooks.explain(stop, int(self.work[PROBLEM]))
+        hooks.layer = -1
+        self._drain(log, p)
+        self._end_pass(batch, p)
+
+    def _decide(self, batch: Batch, course: Course) -> int:
+        """Let the policy decide at a gate, and run on to the next decision."""
+        state, hooks, tables = self.state, self.hooks, self.costs.tables
+        v = int(self.work[EVENT])
+        layer = int(course.event_layer[v])
+        hooks.layer = layer
+        event = self.event(batch, v, batch.confidence)
+        hooks.request = event.request
+        if hooks.overrides["reside"]:
+            self._set_residents(layer, hooks.reside(event))
+        decided = hooks.dispatch(event)
+        scores = hooks.score(layer, event)
+        if hooks.overrides["rescore"] and not self._per_layer:
+            table = hooks.rescore(state.pools.resident.copy())
+            if table is not None:
+                state.pools.score[:] = table
+        if not hooks.overrides["prefetch"]:
+            return events.proceed(state, course, tables, decided, scores)
+        wanted = hooks.prefetch(event)
+        problem = events.settle(state, course, decided, scores)
+        if problem != 0:
+            return problem
+        self._ask(wanted)
+        return events.advance(state, course, tables)
+
+    def _admit(self, course: Course) -> int:
+        layer = int(self.state.queue.arrived[0])
+        problem = events.admit(self.state, self.hooks.score(layer, None))
+        if problem != 0:
+            return problem
+        return events.advance(self.state, course, self.costs.tables)
+
+    def _ask(self, wanted: NDArray[np.float64]) -> None:
+        if len(wanted):
+            events.ask_prefetches(self.state, wanted, self.policy.replaces_queue)
+
+    def event(self, batch: Batch, v: int, confidence: NDArray[np.float64]) -> Event:
+        """Return event ``v`` of a batch as a policy sees it now."""
+        course = batch.course
+        layer, p = int(course.event_layer[v]), int(course.event_pass[v])
+        rows = slice(batch.rows[v], batch.rows[v + 1])
+        active = slice(course.offset[v], course.offset[v + 1])
+        return Event(
+            request=int(batch.owner[batch.rows[v]]),
+            pass_index=p,
+            kind=int(batch.kind[p]),
+            block=int(batch.block[p]),
+            layer=layer,
+            experts=batch.experts[active],
+            tokens=batch.tokens[active],
+            gate_mass=batch.gate_mass[active],
+            routes=batch.routes[rows],
+            gates=None if batch.gates is None else batch.gates[rows],
+            confidence=confidence[rows],
+            position=batch.position[rows],
+            state=batch.state[rows],
+            full_gate=None if batch.full_gate is None else batch.full_gate[v],
+            embedding=None if batch.embedding is None else batch.embedding[p],
+            resident=self._resident[layer],
+            capacity=int(self.state.pools.capacity[layer]),
+            last_use=self._last_use[layer],
+            owner=batch.owner[rows],
+        )
+
+    def _set_residents(self, layer: int, ids: NDArray[np.int64] | None) -> None:
+        if ids is not None:
+            events.set_residents(self.state, layer, ids)
+
+    def _end_pass(self, batch: Batch, p: int) -> None:
+        """What follows a pass: revised scores, what became known, new capacities."""
+        hooks = self.hooks
+        if self.rules.confidence == "end" and hooks.overrides["revise"]:
+            self._revise(batch, p)
+        if hooks.overrides["end_iteration"]:
+            for end in _pass_ends(batch, p):
+                hooks.request = end.request
+                hooks.end_iteration(end)
+        if batch.course.decode[p]:
+            self._passes_since += 1
+            period = self.policy.allocation_period
+            if period > 0 and self._passes_since >= period:
+                self._allocate()
+
+    def _revise(self, batch: Batch, p: int) -> None:
+        course, hooks = batch.course, self.hooks
+        for v in range(course.pass_event[p], course.pass_event[p + 1]):
+            hooks.layer = int(course.event_layer[v])
+            scores = hooks.revise(hooks.layer, self.event(batch, v, batch.confidence_after))
+            if scores is not None:
+                self.state.pools.score[hooks.layer] = scores
+        hooks.layer = -1
+
+    def _allocate(self) -> None:
+        """Let the policy share the budget anew; layers that shrink drop residents first."""
+        self._passes_since = 0
+        pools = self.state.pools
+        history = _layer_history(pools.window, pools.capacity)
+        pools.window[:] = 0.0
+        if not self._per_layer or self.holds_all or self.total_bytes < self.expert_bytes.min():
+            return
+        wanted = self.hooks.allocate(history)
+        if wanted is None or wanted.sum() == 0:
+            return
+        experts = self.geometry.experts
+        average = self.budget.slots_per_layer(self.expert_bytes)
+        lower = np.full(len(wanted), min(self.geometry.top_k, average), np.int64)
+        upper = np.full(len(wanted), experts, np.int64)
+        capacity = apportion(wanted, lower, upper, self.expert_bytes, self.total_bytes)
+        for layer in np.flatnonzero(capacity < pools.capacity):
+            pools.capacity[layer] = capacity[layer]
+            events.shrink(self.state, int(layer))
+        pools.capacity[:] = capacity
+
+    def _begin_requests(self, group: Group) -> None:
+        counted, history = group.split == "counted", group.split == "history"
+        self.hooks.pass_index = self.hooks.layer = -1
+        for request in group.requests:
+            self.hooks.request = request
+            wanted = self.hooks.call("begin_request", RequestInfo(request, counted, history))
+            self._ask(self.hooks.prefetches("begin_request", wanted))
+
+    def _end_requests(self, batch: Batch, course: Course) -> None:
+        decode = course.decode[course.event_pass]
+        self.hooks.pass_index = self.hooks.layer = -1
+        for trace in batch.traces:
+            mine = decode & (course.event_pass < trace.passes)
+            hits, activated = course.counts[mine, 2].sum(), course.counts[mine, 0].sum()
+            self.hooks.request = trace.request
+            summary = RequestSummary(trace.request, trace.passes, int(hits), int(activated))
+            self.hooks.call("end_request", summary)
+
+    def _count_leftovers(self) -> None:
+        """Note prefetched experts that nothing has used so far."""
+        self.leftover_prefetches = int(self.state.pools.unused.sum())
+
+    def _drain(self, log: list[NDArray[np.float64]], p: int) -> None:
+        n = int(self.work[LOGGED])
+        if n:
+            log.append(np.hstack([self.state.lanes.log[:n], np.full((n, 1), float(p))]))
+            self.work[LOGGED] = 0
+
+    def _outside_profile(self) -> None:
+        """Raise the sentence that says which cost the profile lacks."""
+        work, costs = self.work, self.costs
+        costs.gpu_experts_us(int(work[HIT_EXPERTS]), int(work[HIT_TOKENS]))
+        costs.cpu_link_us(int(work[TOKENS]))
+        costs.cpu_experts_us(int(work[CPU_EXPERTS]), int(work[CPU_TOKENS]))
+        raise ProfileError(
+            f"profile {costs.profile.name!r} has no time for {work[READY_EXPERTS]} arrived experts"
+            f" at {self.hooks.where}: extrapolate, or use a profile that covers it"
+        )
+
+
+def _rows(table: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return a read-only live view of each row."""
+    view = table.view()
+    view.flags.writeable = False
+    return list(view)
+
+
+def _layer_history(window: NDArray[np.float64], capacity: NDArray[np.int64]) -> LayerHistory:
+    nan = np.full(len(window), np.nan)
+    return LayerHistory(
+        activation_ratio=np.divide(
+            window[:, 1], window[:, 0], out=nan.copy(), where=window[:, 0] > 0
+        ),
+        utilization=np.divide(window[:, 3], window[:, 2], out=nan, where=window[:, 2] > 0),
+        capacity=capacity.copy(),
+        budget=int(capacity.sum()),
+    )
+
+
+def _pass_ends(batch: Batch, p: int) -> Iterator[PassEnd]:
+    """Yield what became known at the end of a pass, per request present."""
+    for trace in batch.traces:
+        if p < trace.passes:
+            tokens = slice(trace.token_offset[p], trace.token_offset[p + 1])
+            yield PassEnd(
+                request=trace.request,
+                pass_index=p,
+                kind=int(trace.kind[p]),
+                position=trace.position[tokens],
+                state=trace.state[tokens],
+                confidence=trace.confidence[tokens],
+                accepted=trace.accepted[tokens],
+                edited=trace.edited[tokens],
+            )
