@@ -69,7 +69,11 @@ class NativeCollector:
         recording = _Recording(self, requests, settings.block_length)
         with recording:
             done = generate(
-                self.model, [r.tokens for r in requests], settings, _both(recording.add, on_pass)
+                self.model,
+                [r.tokens for r in requests],
+                settings,
+                _both(recording.add, on_pass),
+                streams=[r.target.request for r in requests],
             )
         for request, generation in zip(requests, done, strict=True):
             request.target.finish(

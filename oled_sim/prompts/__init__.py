@@ -20,7 +20,7 @@ from oled_sim.errors import UsageError
 
 __all__ = ["DEFAULT_TEMPLATES", "Prompt", "bundled_prompts", "read_prompts", "read_templates"]
 
-TEMPLATES_FILE = "prompt_templates.json"
+TEMPLATES_FILE = "prompt.json"
 """In a checkpoint folder: field name to template, for prompts as the model was trained on."""
 
 DEFAULT_TEMPLATES: dict[str, str] = {

@@ -121,6 +121,18 @@ def test_a_batch_records_what_its_rows_record_alone(tmp_path, model):
         assert np.array_equal(a.kind, b.kind)
 
 
+def test_samples_do_not_depend_on_the_batch(tmp_path, model):
+    settings = DecodeSettings(block_length=8, max_new_tokens=16, temperature=1.0, seed=3, steps=8)
+    done, _ = record(tmp_path / "t", model, settings=settings)
+    with writer_for(tmp_path / "u", model, ()) as writer:
+        collector = NativeCollector(model)
+        alone = [
+            collector.record([PromptRequest(p, writer.begin(n))], settings)[0]
+            for n, p in enumerate(PROMPTS)
+        ]
+    assert done == alone
+
+
 def test_optional_signals_are_the_means_they_claim(tmp_path, model):
     prompt = list(range(60, 79))
     signals = ["full_gate", "embedding", "cosines"]
