@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.schema import RequestTrace, TokenState
 
+if TYPE_CHECKING:
+    from oled_sim.trace.reader import Trace
+
 
 class Source(Protocol):
-    """What the engine needs of a trace; :class:`oled_sim.trace.Trace` is wrapped by ``of``."""
+    """What the engine needs of a trace."""
 
     @property
     def geometry(self) -> RoutingGeometry:
@@ -41,6 +44,40 @@ class Source(Protocol):
     def require(self, signals: Iterable[str], who: str) -> None:
         """Refuse, with a sentence, when a signal is missing."""
         ...
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """An open trace as a source."""
+
+    trace: Trace
+
+    @property
+    def geometry(self) -> RoutingGeometry:
+        """What the trace routes over."""
+        return self.trace.geometry
+
+    @property
+    def requests(self) -> Sequence[int]:
+        """Numbers of the requests, ascending."""
+        return self.trace.requests
+
+    @property
+    def signals(self) -> Collection[str]:
+        """Signals that the trace holds."""
+        return self.trace.signals
+
+    def read(self, request: int) -> RequestTrace:
+        """Read and check one request."""
+        return self.trace.read(request)
+
+    def output_tokens(self, request: int) -> int:
+        """Return what the manifest says."""
+        return self.trace.manifest.entry(request).output_tokens
+
+    def require(self, signals: Iterable[str], who: str) -> None:
+        """Refuse, with a sentence, when a signal is missing."""
+        self.trace.require(signals, who)
 
 
 @dataclass

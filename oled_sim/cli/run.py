@@ -1,0 +1,290 @@
+"""``oled-sim run``: simulate policies with several cache sizes on one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oled_sim.costs.lanes import LaneCosts
+    from oled_sim.engine.rules import Rules
+    from oled_sim.engine.runner import Contender, Result
+    from oled_sim.trace import Trace
+
+# Heavy modules are imported by the functions that need them: `--help` must stay fast.
+
+DEFAULT_TRACE = "nano-gsm8k"
+
+EPILOG = """\b
+Examples:
+  oled-sim run --policy lru --policy oled --cache 16 --cache 40
+  oled-sim run --policy oled:priority,psi=square --cache-bytes 800MiB --json
+  oled-sim run --policy ./mine.py:decay=0.5 --trace my-trace --cache 40 --out results.parquet
+"""
+
+
+class Files(NamedTuple):
+    """Where results go besides the screen."""
+
+    results: Path | None
+    events: Path | None
+    force: bool
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "--trace",
+    "source",
+    default=DEFAULT_TRACE,
+    show_default=True,
+    metavar="PATH_OR_NAME",
+    help="A trace directory, or one that ships with oled-sim.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="SPEC",
+    help="name, name:variant, name:key=value,…, module:Class or ./file.py; repeatable.",
+)
+@click.option(
+    "--cache",
+    "caches",
+    multiple=True,
+    type=int,
+    metavar="C",
+    help="Average number of resident experts per MoE layer; repeatable.",
+)
+@click.option(
+    "--cache-bytes",
+    "sizes",
+    multiple=True,
+    metavar="SIZE",
+    help="Bytes of resident experts in all, such as 4000MiB; repeatable.",
+)
+@click.option(
+    "--profile",
+    metavar="NAME_OR_FILE",
+    help="Hardware profile: a bundled name or a .toml file. Default: the geometry's.",
+)
+@click.option(
+    "--geometry",
+    metavar="NAME",
+    help="Model size that costs are for. Default: what the trace stands for.",
+)
+@click.option("--extrapolate", is_flag=True, help="Allow counts outside the profiled range.")
+@click.option(
+    "--scope",
+    type=click.Choice(["layer", "global"]),
+    default="layer",
+    show_default=True,
+    help="One pool per layer, or one for all.",
+)
+@click.option(
+    "--batch",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="B",
+    help="Requests that run in lock step.",
+)
+@click.option(
+    "--staging",
+    type=int,
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Slots where transfers land, on top of the cache.",
+)
+@click.option(
+    "--warmup",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Requests that come first and are not counted.",
+)
+@click.option(
+    "--history",
+    type=int,
+    metavar="N",
+    help="Requests that policies may learn from, not counted. Default: the first third.",
+)
+@click.option("--cold", is_flag=True, help="Empty the cache before every request.")
+@click.option(
+    "--confidence",
+    type=click.Choice(["previous", "end", "current"]),
+    default="previous",
+    show_default=True,
+    help="Which confidence a policy sees; 'current' is not causal.",
+)
+@click.option("--requests", type=int, metavar="N", help="Use only the first N requests.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a Parquet file with one row per policy, cache and request.",
+)
+@click.option(
+    "--events",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a Parquet file with one row per event.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def run(
+    source: str, policies: tuple[str, ...], caches: tuple[int, ...], sizes: tuple[str, ...],
+    profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool,
+    out: Path | None, events: Path | None, force: bool, **rules: Any,
+) -> None:  # fmt: skip
+    """Simulate policies on a trace and compare their time per output token.
+
+    Every policy runs with every cache size. Times are simulated from the profile's measured costs;
+    the time that a policy's own decisions take is not part of them.
+    """
+    from oled_sim.engine.rules import Rules
+    from oled_sim.trace import open_trace
+
+    contenders = _contenders(policies, caches, sizes)
+    settings = Rules(**rules)
+    files = _check_files(out, events, force)
+    trace = open_trace(source)
+    costs = _costs(trace, geometry, profile, extrapolate)
+    results = _simulate(trace, contenders, costs, settings, files)
+    header = describe(trace, costs, settings, results)
+    if files.results is not None:
+        from oled_sim.engine.results import write_results
+
+        write_results(files.results, results, header)
+    if as_json:
+        click.echo(to_json(header, results))
+    else:
+        from oled_sim.cli.run_table import print_results
+
+        print_results(header, results)
+
+
+def _contenders(
+    policies: Sequence[str], caches: Sequence[int], sizes: Sequence[str]
+) -> list[Contender]:
+    """Return every policy with every budget, budgets in the order given."""
+    from oled_sim.engine.budget import Budget, parse_bytes
+    from oled_sim.engine.runner import Contender
+    from oled_sim.errors import UsageError
+    from oled_sim.policy_spec import parse_policy
+
+    if not policies:
+        raise UsageError("no policy to run: give at least one, such as --policy oled")
+    budgets = [Budget(cache=c) for c in dict.fromkeys(caches)]
+    budgets += [Budget(size_bytes=parse_bytes(s)) for s in dict.fromkeys(sizes)]
+    if not budgets:
+        raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
+    parsed = {spec: parse_policy(spec) for spec in policies}
+    return [Contender(spec, policy, b) for b in budgets for spec, policy in parsed.items()]
+
+
+def _check_files(out: Path | None, events: Path | None, force: bool) -> Files:
+    """Find out before the simulation whether its results can be written."""
+    from oled_sim.engine.results import refuse_existing
+
+    for path in (out, events):
+        if path is not None:
+            refuse_existing(path, force=force)
+    return Files(out, events, force)
+
+
+def _costs(trace: Trace, geometry: str | None, profile: str | None, extrapolate: bool) -> LaneCosts:
+    from oled_sim.costs.lanes import load_costs
+    from oled_sim.errors import UsageError
+    from oled_sim.geometry import find_geometry
+
+    name = geometry or trace.manifest.stands_for
+    if name is None:
+        raise UsageError(f"{trace.path} stands for no model size: give one with --geometry")
+    return load_costs(find_geometry(name), profile, extrapolate=extrapolate)
+
+
+def _simulate(
+    trace: Trace, contenders: list[Contender], costs: LaneCosts, rules: Rules, files: Files
+) -> list[Result]:
+    import numpy as np
+
+    from oled_sim.engine.results import EventFile
+    from oled_sim.engine.runner import simulate_all
+    from oled_sim.engine.source import TraceSource
+
+    own = trace.manifest.expert_bytes
+    events = nullcontext() if files.events is None else EventFile(files.events, {})
+    with events as file, _progress() as progress:
+        return simulate_all(
+            TraceSource(trace),
+            contenders,
+            costs,
+            rules,
+            expert_bytes=None if own is None else np.array(own, np.int64),
+            observe=file.add if file is not None else None,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that moves a bar on a terminal's stderr."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Simulating", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def describe(
+    trace: Trace, costs: LaneCosts, rules: Rules, results: Sequence[Result]
+) -> dict[str, Any]:
+    """Return what every result must say: trace, both geometries, profile, run rules."""
+    from dataclasses import asdict
+
+    from oled_sim import __version__
+
+    manifest, profile = trace.manifest, costs.profile
+    splits = results[0].splits
+    return {
+        "version": __version__,
+        "trace": {
+            "path": str(trace.path),
+            "name": trace.path.name,
+            "origin": manifest.origin,
+            "model": manifest.model.name,
+            "checksum": manifest.checksum,
+        },
+        "routing_geometry": asdict(trace.geometry),
+        "cost_geometry": asdict(costs.geometry) | {"expert_bytes": costs.geometry.expert_bytes},
+        "profile": {
+            "name": profile.name,
+            "status": profile.status,
+            "provisional": profile.provisional,
+            "gpu": profile.hardware.gpu,
+            "cpu": profile.hardware.cpu,
+            "workers": costs.workers,
+            "link_gb_s": costs.link_bandwidth_gb_s,
+            "extrapolate": costs.extrapolate,
+        },
+        "rules": asdict(rules),
+        "splits": asdict(splits),
+    }
+
+
+def to_json(header: dict[str, Any], results: Sequence[Result]) -> str:
+    """Return header and results as one JSON object; NaN (0/0) becomes null."""
+    import msgspec
+
+    document = header | {"results": [r.to_dict() for r in results]}
+    return msgspec.json.encode(document).decode()

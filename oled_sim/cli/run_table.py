@@ -1,0 +1,136 @@
+"""The table that ``oled-sim run`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oled_sim.engine.runner import Result
+
+NOT_CAUSAL = "*"
+WIDTH_WITHOUT_TERMINAL = 160
+
+LEGEND = """\
+TPOT, TTFT, commit: ms, means over requests; commit is the part of TPOT spent in commit passes.
+p50, p99: ms per decode pass. util: |R ∩ A| / slots at the gate; hit: |R ∩ A| / |A|.
+H2D, CPU: experts per decode pass. busy, critical: ms per decode pass of GPU/H2D/CPU lane."""
+
+
+def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
+    """Print what was run, then one row per policy and cache."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    for name, value in _facts(header).items():
+        console.print(Text(f"{name:<9}{value}"), soft_wrap=True, highlight=False)
+    console.print(_table(results))
+    console.print(Text(LEGEND), style="dim", highlight=False)
+    if not all(result.causal for result in results):
+        console.print(f"{NOT_CAUSAL} sees what is known only later; not achievable.", style="dim")
+
+
+def _facts(header: dict[str, Any]) -> dict[str, str]:
+    trace, routing, cost = header["trace"], header["routing_geometry"], header["cost_geometry"]
+    splits, layers = header["splits"], header["routing_geometry"]["layers"]
+    counts = {name: len(requests) for name, requests in splits.items()}
+    mib = cost["expert_bytes"] / 2**20
+    return {
+        "Trace": f"{trace['name']} ({trace['origin']}, model {trace['model']}): {counts['history']}"
+        f" history + {counts['warmup']} warm-up + {counts['counted']} counted requests",
+        "Routing": f"{len(layers)} MoE layers ({layers[0]}..{layers[-1]}) × {routing['experts']}"
+        f" experts, top-{routing['top_k']}",
+        "Costs": f"{cost['name']}: {mib:.4g} MiB per expert, width {cost['hidden_size']}, charged"
+        f" for {cost['dense_layers']} dense and {len(layers)} MoE layers",
+        "Profile": _profile(header["profile"]),
+        "Rules": _rules(header["rules"]),
+    }
+
+
+def _profile(profile: dict[str, Any]) -> str:
+    mark = ", provisional" if profile["provisional"] else ""
+    return (
+        f"{profile['name']} ({profile['status']}{mark}): {profile['gpu']}, {profile['workers']} CPU"
+        f" workers, link {profile['link_gb_s']:.3g} GB/s"
+    )
+
+
+def _rules(rules: dict[str, Any]) -> str:
+    start = "cold start of every request" if rules["cold"] else "caches persist over requests"
+    return (
+        f"scope {rules['scope']}, batch {rules['batch']}, {rules['staging']} staging slots,"
+        f" {start}, confidence {rules['confidence']}"
+    )
+
+
+def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
+    columns: dict[str, Callable[[Result], str]] = {
+        "policy": lambda r: r.spec + ("" if r.causal else NOT_CAUSAL),
+        "cache": _budget,
+        "TPOT": lambda r: _ms(r.summary.tpot_us),
+        "commit": lambda r: _ms(r.summary.commit_tpot_us),
+        "TTFT": lambda r: _ms(r.summary.ttft_us),
+        "p50": lambda r: _ms(r.summary.pass_p50_us),
+        "p99": lambda r: _ms(r.summary.pass_p99_us),
+        "util": lambda r: _percent(r.summary.utilization),
+        "hit": lambda r: _percent(r.summary.hit_rate),
+        "H2D": lambda r: _number(r.summary.demand_per_pass, 1),
+        "CPU": lambda r: _number(r.summary.cpu_per_pass, 1),
+        "busy": lambda r: _lanes(r, "busy"),
+        "critical": lambda r: _lanes(r, "critical"),
+        "GPU GiB": lambda r: _number(r.summary.peak_gpu_bytes / 2**30, 2),
+    }
+    if any(r.rules.batch > 1 for r in results):
+        columns["batch TPOT"] = lambda r: _ms(r.summary.batch_tpot_us)
+    if any(r.summary.prefetched for r in results):
+        columns["useful/late/wasted"] = lambda r: (
+            f"{r.summary.useful}/{r.summary.late}/{r.summary.wasted}"
+        )
+    return columns
+
+
+def _table(results: Sequence[Result]) -> Table:
+    columns = _columns(results)
+    table = Table(pad_edge=False, box=None, header_style="bold")
+    for name in columns:
+        text = name == "policy"
+        justify = "left" if text else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=not text)
+    last = None
+    for result in results:
+        if last is not None and result.budget != last:
+            table.add_section()
+            table.add_row()
+        last = result.budget
+        table.add_row(*(Text(show(result)) for show in columns.values()))
+    return table
+
+
+def _budget(result: Result) -> str:
+    if result.budget.size_bytes is None:
+        return str(result.budget.cache)
+    return f"{result.budget.size_bytes / 2**20:.4g} MiB"
+
+
+def _lanes(result: Result, what: str) -> str:
+    times = (getattr(result.summary, f"{lane}_{what}_us") for lane in ("gpu", "h2d", "cpu"))
+    return "/".join(_ms(time) for time in times)
+
+
+def _ms(time_us: float) -> str:
+    """Return milliseconds with three significant digits."""
+    if time_us != time_us:
+        return "n/a"
+    ms = time_us / 1e3
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+
+
+def _percent(share: float) -> str:
+    return "n/a" if share != share else f"{100 * share:.1f}%"
+
+
+def _number(value: float, digits: int) -> str:
+    return "n/a" if value != value else f"{value:.{digits}f}"

@@ -1,0 +1,141 @@
+"""Results as files: one row per counted request, or one row per event, both Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oled_sim.engine.runner import Contender, Result
+from oled_sim.engine.simulation import GroupRecord
+from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES
+from oled_sim.errors import UsageError
+
+METADATA_KEY = "oled_sim.run"
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite a file unasked, and to write where nothing can be written.
+
+    Raises:
+        UsageError: the file exists and ``force`` is false, or its folder does not.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: give the name of a file")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists: give another name, or --force to overwrite it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder: create it first")
+
+
+class ParquetFile:
+    """A Parquet file that appears under its name only once it is whole.
+
+    Rows are written as they come. Use as a context manager: leaving it without an error puts the
+    file in place, with an error nothing is left.
+    """
+
+    def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._metadata = {METADATA_KEY: json.dumps(metadata, sort_keys=True)}
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows; all tables have the columns of the first."""
+        try:
+            if self._writer is None:
+                schema = table.schema.with_metadata(self._metadata)
+                self._writer = pq.ParquetWriter(
+                    self._temporary, schema, compression="zstd", write_page_checksum=True
+                )
+            self._writer.write_table(table)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+                if kind is None:
+                    with self._temporary.open("rb") as file:
+                        os.fsync(file.fileno())
+                    self._temporary.replace(self._path)
+        except OSError as error:
+            raise self._refused(error) from error
+        finally:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+
+    def _refused(self, error: OSError) -> UsageError:
+        return UsageError(f"cannot write {self._path}: {error.strerror or error}")
+
+
+def write_results(path: Path, results: Sequence[Result], metadata: dict[str, Any]) -> None:
+    """Write one row per policy, budget and counted request.
+
+    Columns: policy, cache, cache_bytes, scope, batch, confidence, causal, then those of
+    :class:`~oled_sim.engine.metrics.RequestFigures`, then peak_gpu_bytes. ``metadata`` and every
+    policy's parameters stand in the schema's metadata under ``oled_sim.run`` as JSON.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    rows = [
+        {
+            "policy": result.spec,
+            "cache": result.budget.cache,
+            "cache_bytes": result.budget.size_bytes,
+            "scope": result.rules.scope,
+            "batch": result.rules.batch,
+            "confidence": result.rules.confidence,
+            "causal": result.causal,
+            **asdict(figures),
+            "peak_gpu_bytes": result.summary.peak_gpu_bytes,
+        }
+        for result in results
+        for figures in result.requests
+    ]
+    with ParquetFile(path, metadata | {"policies": _parameters(results)}) as file:
+        table = pa.Table.from_pylist(rows)
+        for name in ("cache", "cache_bytes"):  # a column of nulls alone has no type yet
+            i = table.schema.get_field_index(name)
+            table = table.set_column(i, name, table[name].cast(pa.int64()))
+        file.write(table)
+
+
+def _parameters(results: Sequence[Result]) -> dict[str, Any]:
+    return {result.spec: result.parameters for result in results}
+
+
+class EventFile(ParquetFile):
+    """One row per event of every run: what happened at each gate, and when."""
+
+    def add(self, contender: Contender, record: GroupRecord) -> None:
+        """Append the events of a group. Events of a batch carry its first request's number."""
+        course, batch = record.course, record.batch
+        events = len(course.event_layer)
+        columns: dict[str, Any] = {
+            "policy": pa.array([contender.spec] * events).dictionary_encode(),
+            "cache": pa.array([contender.budget.cache] * events, pa.int64()),
+            "cache_bytes": pa.array([contender.budget.size_bytes] * events, pa.int64()),
+            "split": pa.array([record.group.split] * events).dictionary_encode(),
+            "request": np.full(events, batch.traces[0].request, np.int32),
+            "pass": course.event_pass.astype(np.int32),
+            "kind": batch.kind[course.event_pass],
+            "layer": course.event_layer.astype(np.int16),
+        }
+        columns |= dict(zip(EVENT_COUNTS, course.counts.T, strict=True))
+        columns |= dict(zip(EVENT_TIMES, course.times.T, strict=True))
+        self.write(pa.table(columns))
