@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +107,8 @@ def activation(trace: RequestTrace, experts: int) -> NDArray[np.bool_]:
 
 
 @dataclass
-class _Moments:
-    """Sums from which mean and Pearson correlation follow."""
+class Moments:
+    """Sums over pairs (x, y) from which the mean of y and their Pearson correlation follow."""
 
     count: int = 0
     total: float = 0.0
@@ -117,6 +117,7 @@ class _Moments:
     """Σx, Σy, Σx², Σy², Σxy over pairs with known x."""
 
     def add(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+        """Add pairs; one whose x is NaN counts for the mean of y alone."""
         self.count += len(y)
         self.total += float(y.sum())
         known = ~np.isnan(x)
@@ -124,8 +125,8 @@ class _Moments:
         self.known += len(x)
         self.sums += (x.sum(), y.sum(), x @ x, y @ y, x @ y)
 
-    def __add__(self, other: _Moments) -> _Moments:
-        return _Moments(
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(
             self.count + other.count,
             self.total + other.total,
             self.known + other.known,
@@ -133,6 +134,7 @@ class _Moments:
         )
 
     def result(self) -> Stability:
+        """Return count, mean of y and correlation."""
         return Stability(self.count, _ratio(self.total, self.count), self._correlation())
 
     def _correlation(self) -> float:
@@ -175,7 +177,7 @@ class _Tally:
         self.extremes = np.stack([np.full(layers, np.inf), np.full(layers, -np.inf)])
         self.adjacent, self.boundary = _Mean(), _Mean()
         self.confidence_masked, self.confidence_accepted = _Mean(), _Mean()
-        self.stability = {name: _Moments() for name in TRANSITIONS}
+        self.stability = {name: Moments() for name in TRANSITIONS}
 
     def add(self, trace: RequestTrace) -> None:
         self.requests += 1
@@ -208,7 +210,7 @@ class _Tally:
         np.maximum.at(self.extremes[1], layer, sizes)
 
     def _add_overlap(self, trace: RequestTrace, active: NDArray[np.bool_]) -> None:
-        now, then = _event_pairs(trace, len(self.geometry.layers))
+        now, then = event_pairs(trace, len(self.geometry.layers))
         share = (active[now] & active[then]).sum(axis=1) / active[now].sum(axis=1)
         block = trace.block[trace.event_pass]
         same = block[now] == block[then]
@@ -216,17 +218,14 @@ class _Tally:
         self.boundary.add(share[~same])
 
     def _add_stability(self, trace: RequestTrace) -> None:
-        now, then = _token_pairs(trace)
-        kept, recorded = _kept_share(trace, now, then, len(self.geometry.layers))
-        now, kept = now[recorded], kept[recorded]
-        confidence = trace.confidence[now].astype(np.float64)
-        for name, chosen in _classify(trace, now).items():
-            self.stability[name].add(confidence[chosen], kept[chosen])
+        found = token_transitions(trace, len(self.geometry.layers))
+        for name, chosen in found.members.items():
+            self.stability[name].add(found.confidence[chosen], found.kept[chosen])
 
     def result(self) -> TraceStatistics:
         names = [kind.name.lower() for kind in Kind]
         stability = {name: moments.result() for name, moments in self.stability.items()}
-        stability["all"] = sum(self.stability.values(), _Moments()).result()
+        stability["all"] = sum(self.stability.values(), Moments()).result()
         pairs = zip(self.tokens.tolist(), self.passes.tolist(), strict=True)
         return TraceStatistics(
             requests=self.requests,
@@ -253,10 +252,34 @@ class _Tally:
         }
 
 
-def _event_pairs(trace: RequestTrace, layers: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return events and their successors: same layer, next pass, neither of them a prefill."""
+class Transitions(NamedTuple):
+    """The n transitions of a request, see :class:`Stability`.
+
+    ``confidence``: float64 [n], after the earlier pass, NaN where unknown. ``kept``: float64 [n],
+    the kept share. ``members``: bool [n] for each of :data:`TRANSITIONS`; every transition is in
+    exactly one.
+    """
+
+    confidence: NDArray[np.float64]
+    kept: NDArray[np.float64]
+    members: dict[str, NDArray[np.bool_]]
+
+
+def token_transitions(trace: RequestTrace, layers: int) -> Transitions:
+    """Return the transitions of ``trace``, which routes over ``layers`` layers."""
+    now, then = _token_pairs(trace)
+    kept, recorded = _kept_share(trace, now, then, layers)
+    now = now[recorded]
+    confidence = trace.confidence[now].astype(np.float64)
+    return Transitions(confidence, kept[recorded], _classify(trace, now))
+
+
+def event_pairs(
+    trace: RequestTrace, layers: int, gap: int = 1
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return events and those of the same layer ``gap`` passes later, neither in a prefill."""
     key = trace.event_pass.astype(np.int64) * layers + trace.event_layer
-    now, then = _successors(key, layers)
+    now, then = _successors(key, layers * gap)
     decode = trace.kind[trace.event_pass] != Kind.PREFILL
     kept = decode[now] & decode[then]
     return now[kept], then[kept]
