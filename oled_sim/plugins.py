@@ -19,6 +19,7 @@ from oled_sim.errors import UsageError
 
 POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
+IMPORTERS = "oled_sim.importers"
 
 
 def names(group: str) -> list[str]:
@@ -50,7 +51,7 @@ def load(group: str, name: str) -> Any:
 
 
 def _noun(group: str) -> str:
-    return {POLICIES: "policy", COLLECTORS: "collector"}.get(group, group)
+    return {POLICIES: "policy", COLLECTORS: "collector", IMPORTERS: "importer"}.get(group, group)
 
 
 def _load_entry(entry: EntryPoint) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from oled_sim.errors import OledSimError
 
 COMMANDS = {
     "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
+    "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
     "trace": ("oled_sim.cli.trace", "Look into a trace, or check it."),
 }
@@ -34,7 +36,10 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _ = COMMANDS[cmd_name]
-        return getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        if keyword.iskeyword(name):
+            name += "_"
+        return getattr(importlib.import_module(module), name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
