@@ -1,0 +1,48 @@
+"""Figures of simulated runs, from the table that ``oled-sim run --out`` writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from oled_sim.plotting.style import page_figure, styled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def draw_capacity(results: pd.DataFrame, title: str = "") -> Figure:
+    """Draw time per output token and cache utilization against the cache size, per policy.
+
+    Args:
+        results: rows per policy, ``cache`` and request with ``tpot_us`` and ``utilization``, as
+            written by ``oled-sim run --out``.
+        title: what the results are of.
+
+    Returns:
+        Two panels; points are means over requests.
+    """
+    keys = ["policy", "cache"]
+    means = results.groupby(keys, sort=False)[["tpot_us", "utilization"]].mean().reset_index()
+    with styled():
+        figure = page_figure(2.8)
+        left, right = figure.subplots(1, 2)
+        for policy, rows in means.groupby("policy", sort=False):
+            rows = rows.sort_values("cache")
+            left.plot(rows["cache"], rows["tpot_us"] / 1000, label=str(policy))
+            right.plot(rows["cache"], rows["utilization"], label=str(policy))
+        _finish(left, "time per output token (ms)")
+        _finish(right, "cache utilization")
+        right.yaxis.set_major_formatter(PercentFormatter(1.0))
+        left.legend()
+        figure.suptitle(title)
+    return figure
+
+
+def _finish(axes: Axes, quantity: str) -> None:
+    axes.set(xlabel="cache (experts per layer)", ylabel=quantity)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
