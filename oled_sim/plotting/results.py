@@ -25,15 +25,15 @@ def draw_capacity(results: pd.DataFrame, title: str = "") -> Figure:
     Returns:
         Two panels; points are means over requests.
     """
-    keys = ["policy", "cache"]
-    means = results.groupby(keys, sort=False)[["tpot_us", "utilization"]].mean().reset_index()
     with styled():
         figure = page_figure(2.8)
         left, right = figure.subplots(1, 2)
-        for policy, rows in means.groupby("policy", sort=False):
-            rows = rows.sort_values("cache")
-            left.plot(rows["cache"], rows["tpot_us"] / 1000, label=str(policy))
-            right.plot(rows["cache"], rows["utilization"], label=str(policy))
+        for policy, rows in results.groupby("policy", sort=False):
+            by_cache = rows.groupby("cache")
+            tpot_ms = by_cache["tpot_us"].mean() / 1000
+            left.plot(tpot_ms.index, tpot_ms, label=str(policy))
+            utilization = by_cache["utilization"].mean()
+            right.plot(utilization.index, utilization, label=str(policy))
         _finish(left, "time per output token (ms)")
         _finish(right, "cache utilization")
         right.yaxis.set_major_formatter(PercentFormatter(1.0))
