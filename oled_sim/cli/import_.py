@@ -86,7 +86,7 @@ def _progress(label: str) -> Iterator[Callable[[float], None]]:
 
 def _interrupted(file: Path, out: Path) -> str:
     if (out / "manifest.json").exists():
-        return f"interrupted: {out} holds a part of {file} only, import again with --overwrite"
+        return f"interrupted: {out} may hold a part of {file} only, import it with --overwrite"
     return f"interrupted: nothing of {file} was imported"
 
 
