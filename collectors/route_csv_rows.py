@@ -100,13 +100,17 @@ class RouteCsv:
         self.padding_rows = 0
         self.unknown_weights = 0
         self._reader = LineReader(path, block_bytes)
-        self.header: Header = read_header(self._reader, COLUMN_TYPES)
+        try:
+            self.header: Header = read_header(self._reader, COLUMN_TYPES)
+        except TraceError:
+            self._reader.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reader.__exit__()
+        self._reader.close()
 
     def turns(self) -> Iterator[Tokens]:
         """Yield the tokens of each turn; only that turn is in memory.

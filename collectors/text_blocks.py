@@ -60,6 +60,10 @@ class LineReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._text.close()
         self._raw.close()
 
