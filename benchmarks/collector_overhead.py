@@ -1,7 +1,8 @@
 """Measure what recording costs: decode time with and without the collector, same prompts.
 
 Runs alternate (off, on, off, on, …) so that drift of the machine hits both alike; the figure is
-the ratio of medians over whole generations, prefill included. Tokens are compared too.
+the ratio of medians over whole generations, prefill included. Writing a finished request to disk is
+timed apart (``write_seconds``). Tokens are compared too.
 
     python benchmarks/collector_overhead.py --device cuda --out benchmarks/results/NAME.json
 """
@@ -25,7 +26,7 @@ from oled_sim.model.generate import generate
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
 from oled_sim.model.loading import checkpoint_path, load_model, load_tokenizer
 from oled_sim.prompts import bundled_prompts, read_prompts, read_templates
-from oled_sim.trace import Manifest, Model, TraceWriter
+from oled_sim.trace import Manifest, Model, OpenRequest, TraceWriter
 from oled_sim.trace.manifest import processor_name
 
 SIGNAL_SETS = {"routing": (), "all signals": ("full_gate", "embedding", "cosines")}
@@ -42,8 +43,8 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def recorded(
     model: LLaDA2MoeModelLM, prompts: list[list[int]], settings: DecodeSettings, signals: Any
-) -> tuple[float, Any]:
-    """Generate for each prompt alone while recording, trace written to a temporary folder."""
+) -> tuple[float, float, Any]:
+    """Generate for each prompt alone while recording; seconds of decoding, of writing, tokens."""
     config = model.config
     described = Model(
         name="nano", layers=config.moe_layers, experts=config.num_experts,
@@ -52,14 +53,27 @@ def recorded(
     collector = plugins.load(plugins.COLLECTORS, "native")(model, signals=signals)
     manifest = Manifest(model=described, origin="real", signals=(*collector.SIGNALS, *signals))
 
+    writing = 0.0
+
+    def timed_finish(finish: Callable[..., None]) -> Callable[..., None]:
+        def call(**values: Any) -> None:
+            nonlocal writing
+            started = time.perf_counter()
+            finish(**values)
+            writing += time.perf_counter() - started
+
+        return call
+
+    def record(prompt: list[int], target: OpenRequest) -> Any:
+        target.finish = timed_finish(target.finish)
+        return collector.record([PromptRequest(prompt, target)], settings)[0]
+
     def run() -> list[Any]:
         with TemporaryDirectory() as folder, TraceWriter(Path(folder) / "t", manifest) as writer:
-            return [
-                collector.record([PromptRequest(p, writer.begin(n))], settings)[0]
-                for n, p in enumerate(prompts)
-            ]
+            return [record(p, writer.begin(n)) for n, p in enumerate(prompts)]
 
-    return timed(run)
+    seconds, done = timed(run)
+    return seconds - writing, writing, done
 
 
 def measure(
@@ -67,18 +81,21 @@ def measure(
 ) -> dict[str, Any]:
     """Return seconds of every run, and the overhead of each set of signals in percent."""
     runs: dict[str, list[float]] = {"off": [], **{name: [] for name in SIGNAL_SETS}}
+    writes: dict[str, list[float]] = {name: [] for name in SIGNAL_SETS}
     tokens_equal = True
     for _ in range(rounds + 1):  # the first round warms up
         seconds, plain = timed(lambda: [generate(model, [p], settings)[0] for p in prompts])
         runs["off"].append(seconds)
         for name, signals in SIGNAL_SETS.items():
-            seconds, done = recorded(model, prompts, settings, signals)
+            seconds, writing, done = recorded(model, prompts, settings, signals)
             runs[name].append(seconds)
+            writes[name].append(writing)
             tokens_equal &= done == plain
     kept = {name: values[1:] for name, values in runs.items()}
     off = statistics.median(kept["off"])
     return {
         "seconds": kept,
+        "write_seconds": {name: statistics.median(values[1:]) for name, values in writes.items()},
         "overhead_percent": {
             name: 100 * (statistics.median(kept[name]) / off - 1) for name in SIGNAL_SETS
         },
