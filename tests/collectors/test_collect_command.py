@@ -9,8 +9,6 @@ import time
 
 import pytest
 
-pytest.importorskip("torch", reason="collecting needs the torch extra")
-
 from oled_sim.cli.main import main
 from oled_sim.trace import open_trace
 

@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="collecting needs the torch extra")
-
-from oled_sim.collection import PromptRequest  # noqa: E402
-from oled_sim.collectors.native import NativeCollector  # noqa: E402
-from oled_sim.collectors.taps import GateTap  # noqa: E402
-from oled_sim.errors import TraceError, UsageError  # noqa: E402
-from oled_sim.model.decoding import DecodeSettings  # noqa: E402
-from oled_sim.model.generate import generate  # noqa: E402
-from oled_sim.trace import Kind, Manifest, Model, TokenState, TraceWriter, open_trace  # noqa: E402
+from oled_sim.collection import PromptRequest
+from oled_sim.collectors.native import NativeCollector
+from oled_sim.collectors.taps import GateTap
+from oled_sim.errors import TraceError, UsageError
+from oled_sim.model.decoding import DecodeSettings
+from oled_sim.model.generate import generate
+from oled_sim.trace import Kind, Manifest, Model, TokenState, TraceWriter, open_trace
 
 SETTINGS = DecodeSettings(block_length=8, max_new_tokens=24, threshold=0.02, steps=4)
 PROMPTS = [[10, 20, 30], list(range(40, 57)), [9] * 8]
