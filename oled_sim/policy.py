@@ -269,7 +269,7 @@ class Policy:
         Demand transfers start in the order of ``event.experts``. An expert whose prefetch is in
         flight is waited for, whatever lane a miss is given.
         """
-        return np.where(event.missed, Lane.TRANSFER, Lane.GPU)
+        return event.missed.astype(np.int64)  # Lane.TRANSFER or Lane.GPU
 
     def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
         """Right after dispatch: value per expert of ``layer``, float64 [E].

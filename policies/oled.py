@@ -111,7 +111,7 @@ class OLED(Policy):
         weight = np.nan_to_num(self._ratio * self._utilization)
         if weight.sum() == 0:
             return None
-        return history.budget * weight / weight.sum()
+        return np.asarray(history.budget * weight / weight.sum(), np.float64)
 
     def dispatch(self, event: Event) -> NDArray[np.integer[Any]]:
         """Work out the event's priorities, then decide about its misses."""
@@ -150,7 +150,7 @@ class OLED(Policy):
 
     def _priorities(self, event: Event) -> NDArray[np.float64]:
         assert event.gates is not None, "the engine checked that the trace holds gates"
-        weight = event.confidence ** PSI[self.psi]
+        weight = np.power(event.confidence, PSI[self.psi], dtype=np.float64)
         return priorities(event.routes, event.gates, weight, self.experts)
 
     def _ranked(
@@ -160,9 +160,9 @@ class OLED(Policy):
         self._last[layer, event.experts] = priority[event.experts]
         if self.stale == "recency":
             return priority
-        below = self._last[layer] - 2.0
+        below = np.array(self._last[layer] - 2.0, np.float64)
         if self.stale == "id":
-            below = -1.0 - np.arange(self.experts)
+            below = -1.0 - np.arange(self.experts, dtype=np.float64)
         below[event.experts] = priority[event.experts]
         return below
 

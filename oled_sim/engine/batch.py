@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.costs import tables as cost
 from oled_sim.costs.lanes import LaneCosts
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.fixed_costs import fill_fixed_costs
+from oled_sim.engine.routes import activated_sets, carry_confidence
 from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES, PASS_COUNTS, PASS_TIMES, Course
-from oled_sim.errors import ProfileError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.schema import Kind, RequestTrace
 
@@ -150,7 +149,7 @@ def make_batch(
         known = [_carried(t) for t in traces]
         before_rows = merged.take([c[r] for c, r in zip(known, tokens_of, strict=True)])
     course = _course(traces, kind, event_pass, event_layer, merged, offset, experts, tokens)
-    _fill_costs(course, traces, costs)
+    fill_fixed_costs(course, _pass_load(traces, len(kind)), _event_load(merged, traces), costs)
     return Batch(
         traces=tuple(traces),
         kind=kind,
@@ -274,130 +273,18 @@ def _course(
     )
 
 
-def _fill_costs(course: Course, traces: Sequence[RequestTrace], costs: LaneCosts) -> None:
-    """Work out what no policy changes; a NaN is worded by the call that raises for it."""
-    passes = len(course.start_us)
-    load = np.zeros((passes, 3))  # tokens, requests, Σ context
+def _pass_load(traces: Sequence[RequestTrace], passes: int) -> NDArray[np.float64]:
+    """Return tokens, requests and their summed context of each pass, float64 [P, 3]."""
+    load = np.zeros((passes, 3))
     for trace in traces:
         load[: trace.passes, 0] += np.diff(trace.token_offset)
         load[: trace.passes, 1] += 1
         load[: trace.passes, 2] += trace.context
-    fill_costs(course, costs.tables, load, costs.geometry.dense_layers)
-    for p in np.flatnonzero(np.isnan(course.start_us + course.head_us)):
-        _explain(costs, load[p, 0], load[p, 1], load[p, 2] / load[p, 1])
-    for v in np.flatnonzero(np.isnan(course.dense_us + course.shared_us + course.merge_us)):
-        p = course.event_pass[v]
-        _explain(costs, course.rows[v], load[p, 1], load[p, 2] / load[p, 1])
+    return load
 
 
-def _explain(costs: LaneCosts, tokens: float, requests: float, context: float) -> None:
-    """Ask for every cost of a pass, so that the one outside the profile raises its sentence."""
-    costs.embedding_us(tokens)
-    costs.dense_batch_us(tokens, requests, context)
-    for curve in (costs.gate_us, costs.shared_expert_us, costs.merge_us):
-        curve(tokens)
-    costs.dense_layer_us(tokens)
-    costs.lm_head_us(tokens)
-    raise ProfileError(
-        f"profile {costs.profile.name!r} has no time for a pass of {tokens:g} tokens and"
-        f" {requests:g} requests at context {context:g}: extrapolate, or use one that covers it"
-    )
-
-
-@kernel
-def fill_costs(course, tables, load, dense_layers):  # noqa: ANN001, ANN201
-    """Fill the policy-independent costs of a course.
-
-    ``load``: float64 [P, 3], tokens, requests and summed context of each pass.
-    """
-    for p in range(len(course.start_us)):
-        tokens, requests = load[p, 0], load[p, 1]
-        context = load[p, 2] / requests
-        attention = cost.dense_batch_us(tables, tokens, requests, context)
-        layer = attention + cost.dense_layer_us(tables, tokens)
-        course.start_us[p] = cost.embedding_us(tables, tokens) + dense_layers * layer
-        course.head_us[p] = cost.lm_head_us(tables, tokens)
-    for v in range(len(course.rows)):
-        p = course.event_pass[v]
-        tokens, requests = course.rows[v], load[p, 1]
-        context = load[p, 2] / requests
-        attention = cost.dense_batch_us(tables, tokens, requests, context)
-        course.dense_us[v] = attention + cost.gate_us(tables, tokens)
-        course.shared_us[v] = cost.shared_expert_us(tables, tokens)
-        course.merge_us[v] = cost.merge_us(tables, tokens)
-
-
-@kernel
-def activated_sets(rows, routes, gates, n_experts):  # noqa: ANN001, ANN201
-    """Unite the routes of every event.
-
-    Args:
-        rows: int64 [V + 1], routing rows of each event.
-        routes: unsigned [N, k].
-        gates: float32 [N, k], or [1, 1] for none.
-        n_experts: E.
-
-    Returns:
-        offset int64 [V + 1], experts int64 [ΣA] in the order of their last row (and last slot
-        in it), tokens int64 [ΣA], gate mass float64 [ΣA] (NaN without gates).
-    """
-    events, k = len(rows) - 1, routes.shape[1]
-    most = 0
-    for v in range(events):
-        most += min(n_experts, (rows[v + 1] - rows[v]) * k)
-    offset = np.zeros(events + 1, np.int64)
-    experts = np.empty(most, np.int64)
-    tokens = np.zeros(most, np.int64)
-    mass = np.zeros(most, np.float64)
-    slot = np.full(n_experts, -1, np.int64)
-    gated = len(gates) == len(routes) and gates.shape[1] == k
-    n = 0
-    for v in range(events):
-        n = _unite(rows[v], rows[v + 1], routes, gates, gated, n, slot, experts, tokens, mass)
-        offset[v + 1] = n
-    return offset, experts[:n].copy(), tokens[:n].copy(), mass[:n].copy()
-
-
-@kernel
-def _unite(first, end, routes, gates, gated, n, slot, experts, tokens, mass):  # noqa: ANN001, ANN202
-    """Append the experts of one event; return the new number of entries.
-
-    Rows are read backwards, so an expert is met first at its last row; the order is then turned.
-    """
-    begin = n
-    for row in range(end - 1, first - 1, -1):
-        for j in range(routes.shape[1] - 1, -1, -1):
-            expert = int(routes[row, j])
-            if slot[expert] < begin:
-                slot[expert] = n
-                experts[n] = expert
-                n += 1
-            tokens[slot[expert]] += 1
-            mass[slot[expert]] += np.float64(gates[row, j]) if gated else np.nan
-    left, right = begin, n - 1
-    while left < right:
-        experts[left], experts[right] = experts[right], experts[left]
-        tokens[left], tokens[right] = tokens[right], tokens[left]
-        mass[left], mass[right] = mass[right], mass[left]
-        left += 1
-        right -= 1
-    return n
-
-
-@kernel
-def carry_confidence(token_offset, position, confidence, positions):  # noqa: ANN001, ANN201
-    """Return float64 [T]: for each token row the last known confidence before its pass, else 1.
-
-    Args:
-        token_offset: int64 [I + 1]. position: int64 [T]. confidence: float32 [T], NaN unknown.
-        positions: one more than the largest position.
-    """
-    known = np.ones(positions)
-    before = np.empty(len(position))
-    for i in range(len(token_offset) - 1):
-        for t in range(token_offset[i], token_offset[i + 1]):
-            before[t] = known[position[t]]
-        for t in range(token_offset[i], token_offset[i + 1]):
-            if not np.isnan(confidence[t]):
-                known[position[t]] = np.float64(confidence[t])
-    return before
+def _event_load(merged: _Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float64]:
+    """Return tokens, requests and their summed context of each event, float64 [V, 3]."""
+    context = np.concatenate([t.context[t.event_pass] for t in traces])[merged.order]
+    parts = np.stack([merged.length, np.ones_like(merged.length), context], axis=1)
+    return np.add.reduceat(parts.astype(np.float64), merged.first, axis=0)

@@ -1,0 +1,79 @@
+"""``ideal`` against every way to choose residents and lanes, on events small enough to try all."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oled_sim.geometry import RoutingGeometry
+from oled_sim.policies.ideal import Ideal
+from oled_sim.policy import Event, Policy
+from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
+
+COSTS = {
+    "plain": costs_by_hand(),
+    "interfering": costs_by_hand(slowdown=1.3, gpu_per_token_us=0.7, cpu_per_token_us=11.0),
+    "slow link": costs_by_hand(h2d_gb_s=9.7, cpu_per_expert_us=90.0),
+    "slow GPU": costs_by_hand(gpu_fixed_us=5.0, gpu_per_expert_us=170.0, cpu_fixed_us=100.0),
+}
+# Here the CPU's best share need not be neighbours in load, and the search may miss it.
+ODD = costs_by_hand(cpu_per_expert_us=20.0, cpu_per_token_us=3.0, gpu_per_token_us=2.0)
+
+
+class Asking(Policy):
+    """Keeps the event and the timer for the test."""
+
+    def place(self, setting):
+        self.timer = setting.timer
+
+    def dispatch(self, event: Event):
+        self.event = event
+        return super().dispatch(event)
+
+
+def shortest(geometry, trace, costs, cache):
+    """Time every assignment with at most ``cache`` experts computed from residence."""
+    run = Run(Asking(), geometry, trace, 0, costs=costs)
+    policy = run.simulation.policy
+    activated = len(policy.event.experts)
+    return min(
+        policy.timer.layer_us(policy.event, np.array(lanes))
+        for lanes in product((0, 1, 2), repeat=activated)
+        if lanes.count(0) <= cache
+    )
+
+
+events = given(
+    tokens=st.lists(st.integers(1, 8), min_size=1, max_size=5),
+    cache=st.integers(0, 5),
+    seed=st.integers(0, 1000),
+)
+
+
+def ideal_and_shortest(costs, tokens, cache, seed):
+    """Return the time of ideal's layer and the shortest possible one."""
+    geometry = RoutingGeometry((1,), len(tokens) + 1, 1)  # one expert more, so C = |A| is not all
+    rows = [[expert] for expert, n in enumerate(tokens) for _ in range(n)]
+    np.random.default_rng(seed).shuffle(rows)
+    trace = request_by_hand(geometry, [[rows]])
+    run = Run(Ideal(), geometry, trace, min(cache, len(tokens)), costs=costs)
+    assert run.count("hits") == [min(cache, len(tokens))]
+    _, gate, end, _ = run.record.course.times[0]
+    return end - gate, shortest(geometry, trace, costs, cache)
+
+
+@pytest.mark.parametrize("name", COSTS)
+@settings(max_examples=40, deadline=None)
+@events
+def test_ideal_is_the_shortest(name, tokens, cache, seed):
+    ideal, best = ideal_and_shortest(COSTS[name], tokens, cache, seed)
+    assert ideal == pytest.approx(best, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@events
+def test_ideal_is_near_the_shortest_where_the_cpu_is_as_fast_as_the_gpu(tokens, cache, seed):
+    ideal, best = ideal_and_shortest(ODD, tokens, cache, seed)
+    assert best * (1 - 1e-9) <= ideal <= 1.15 * best
