@@ -6,7 +6,8 @@ import pytest
 
 SPECIALS = ["<|endoftext|>", "<|mask|>"]
 
-collect_ignore = (
+NEED_TORCH = ["test_native_collector.py", "test_collect_command.py"]
+collect_ignore = [] if find_spec("torch") else NEED_TORCH
     [] if find_spec("torch") else ["test_native_collector.py", "test_collect_command.py"]
 )
 
