@@ -9,7 +9,7 @@ import numpy as np
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.synthetic import Affine, affine_profile
-from oled_sim.engine.batch import make_batch
+from oled_sim.engine.batch import Batch, make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import GroupRecord, Simulation
@@ -85,11 +85,25 @@ def costs_by_hand(**coefficients: Any) -> LaneCosts:
     return LaneCosts(affine_profile(find_geometry("llada2.0-mini"), Affine(**coefficients)))
 
 
+class _Watched(Simulation):
+    """A simulation that notes who is resident after each pass."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.seen: list[list[list[int]]] = []
+        super().__init__(*args, **options)
+
+    def _end_pass(self, batch: Batch, p: int) -> None:
+        super()._end_pass(batch, p)
+        resident = self.state.pools.resident
+        self.seen.append([np.flatnonzero(layer).tolist() for layer in resident])
+
+
 class Run:
     """One request, or several in lock step, run by one policy; with every job of every lane.
 
     Attributes:
         simulation: the simulation, for its state. record: what was measured.
+        seen: residents of every layer after each pass, [passes][layers][ids].
     """
 
     def __init__(
@@ -105,9 +119,10 @@ class Run:
         costs = costs or costs_by_hand()
         self.geometry, self.costs = geometry, costs
         settings = Rules(**rules)
-        self.simulation = Simulation(
+        self.simulation = _Watched(
             policy, geometry, costs, Budget(cache=cache), settings, keep_log=True
         )
+        self.seen = self.simulation.seen
         self.record: GroupRecord = self.again(traces)
 
     def again(self, traces: RequestTrace | Sequence[RequestTrace]) -> GroupRecord:
