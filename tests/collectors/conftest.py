@@ -8,8 +8,6 @@ SPECIALS = ["<|endoftext|>", "<|mask|>"]
 
 NEED_TORCH = ["test_native_collector.py", "test_collect_command.py"]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH
-    [] if find_spec("torch") else ["test_native_collector.py", "test_collect_command.py"]
-)
 
 
 def byte_tokenizer():
