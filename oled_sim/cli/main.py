@@ -16,6 +16,7 @@ from oled_sim import __version__
 from oled_sim.errors import OledSimError
 
 COMMANDS = {
+    "analyze": ("oled_sim.cli.analyze", "Report and plot the locality of traces."),
     "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),

@@ -1,0 +1,104 @@
+"""``oled-sim analyze``: how local the routing of traces is, beside the paper's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+# pandas, matplotlib and the readers are imported where they are used, so that --help is fast.
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from oled_sim.trace.reader import Trace
+
+EPILOG = """\b
+Examples:
+  oled-sim analyze my-trace
+  oled-sim analyze real-trace synthetic-trace --out analysis --plots
+  oled-sim analyze my-trace --json | jq .tables.paper
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write every table.")
+@click.option("--plots", is_flag=True, help="Draw the figures too, as PNG beside the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--force", is_flag=True, help="Replace what an earlier analyze wrote to DIR.")
+@click.option("--requests", type=click.IntRange(1), help="Read this many requests of each trace.")
+@click.option("--cold", is_flag=True, help="Measure reuse within requests only.")
+def analyze(
+    sources: Sequence[str],
+    out: Path | None,
+    plots: bool,
+    as_json: bool,
+    force: bool,
+    requests: int | None,
+    cold: bool,
+) -> None:
+    """Report the locality of one or more traces, and plot it.
+
+    TRACE is a trace directory, or the name of a trace that ships with oled-sim. Several are set
+    side by side, marked real, synthetic or imported. docs/analyze.md defines every figure.
+    """
+    from oled_sim.analysis.output import refuse_existing, write_figures, write_tables
+    from oled_sim.errors import UsageError
+
+    if plots and out is None:
+        raise UsageError("--plots needs a place to write to: add --out DIR")
+    traces = _open(sources)
+    if out is not None:
+        refuse_existing(out, force=force)
+    tables = _tables(traces, requests, cold)
+    written: list[Path] = []
+    if out is not None:
+        written += write_tables(out, tables, force=force)
+        written += write_figures(out, tables) if plots else []
+    _print(tables, as_json)
+    if out is not None and not as_json:
+        click.echo(f"Written to {out}: {', '.join(file.name for file in written)}")
+
+
+def _open(sources: Sequence[str]) -> dict[str, Trace]:
+    """Return the traces by short name: the directory's, or what was typed where those clash."""
+    from oled_sim.errors import UsageError
+    from oled_sim.trace.reader import open_trace
+
+    opened = {source: open_trace(source) for source in sources}
+    if len(opened) < len(sources):
+        twice = next(s for s in sources if list(sources).count(s) > 1)
+        raise UsageError(f"the trace {twice} is given twice: name each once")
+    short = [trace.path.resolve().name for trace in opened.values()]
+    return {
+        name if short.count(name) == 1 else source: trace
+        for name, (source, trace) in zip(short, opened.items(), strict=True)
+    }
+
+
+def _tables(traces: dict[str, Trace], requests: int | None, cold: bool) -> dict[str, pd.DataFrame]:
+    """Read and analyze, under a progress bar on a terminal's stderr."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from oled_sim.analysis.report import analyze_traces
+
+    console = Console(stderr=True)
+    total = sum(len(trace.requests[:requests]) for trace in traces.values())
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Analyzing", total=total)
+        return analyze_traces(
+            traces, requests=requests, cold=cold, on_request=lambda: progress.advance(task)
+        )
+
+
+def _print(tables: dict[str, pd.DataFrame], as_json: bool) -> None:
+    from oled_sim.analysis.output import encode_json
+    from oled_sim.analysis.text import print_analysis
+
+    if as_json:
+        click.echo(encode_json(tables))
+    else:
+        print_analysis(tables)

@@ -1,0 +1,72 @@
+"""One look for every figure, and files that depend on nothing but the figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib.style
+from matplotlib.figure import Figure
+
+from oled_sim.errors import UsageError
+from oled_sim.trace.files import write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STYLE = "oled_sim.plotting.oled_sim"
+"""The style file, by the name that ``matplotlib.style.use`` takes."""
+
+PAGE_WIDTH = 7.0
+"""Width of a figure over both columns of a page, in inches."""
+
+# What matplotlib would write into files on its own: dates and its version.
+_METADATA = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the look of oled-sim while this lasts."""
+    with matplotlib.style.context(STYLE, after_reset=True):
+        yield
+
+
+def page_figure(height: float = 2.4) -> Figure:
+    """Return an empty figure of a page's width; ``height`` in inches. Call within ``styled``."""
+    return Figure(figsize=(PAGE_WIDTH, height))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write ``figure`` as PNG or SVG, by the suffix of ``path``; equal figures give equal bytes.
+
+    Raises:
+        UsageError: another suffix.
+        TraceError: the file cannot be written.
+    """
+    write_atomic(path, image_bytes(figure, path.suffix.lstrip(".")))
+
+
+def image_bytes(figure: Figure, form: str) -> bytes:
+    """Return ``figure`` as ``png`` or ``svg``, without dates or versions.
+
+    Raises:
+        UsageError: another form.
+    """
+    if form not in _METADATA:
+        raise UsageError(f"figures are saved as {' or '.join(_METADATA)}, not as {form or 'that'}")
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format=form, metadata=_METADATA[form])
+    return buffer.getvalue()
+
+
+def by_trace(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the label and the rows of each trace: its name, and whether it is real."""
+    for (trace, origin), rows in table.groupby(["trace", "origin"], sort=False):
+        yield f"{trace} ({origin})", rows
