@@ -308,4 +308,6 @@ def style_value(value: float, style: str) -> str:
 
 
 def _number(value: float | None, digits: int, scale: float = 1) -> str:
-    return "-" if value is None or value != value else f"{scale * value:,.{digits}f}"
+    if value is None or value != value:
+        return "-"
+    return f"{round(scale * value, digits) + 0.0:,.{digits}f}"  # + 0.0: no -0.0

@@ -145,6 +145,7 @@ def test_pooling_weighs_rows_and_ignores_unknown_values():
         (0.8766, "percent", "87.7 %"),
         (61.04, "count", "61.0"),
         (-0.621, "number", "-0.62"),
+        (-0.001, "number", "0.00"),
         (float("nan"), "percent", "-"),
         (float("nan"), "times", "-"),
     ],
