@@ -269,6 +269,7 @@ class Simulation:
             table = hooks.rescore(state.pools.resident.copy())
             if table is not None:
                 state.pools.score[:] = table
+                scores = np.ascontiguousarray(table[layer])
         if not hooks.overrides["prefetch"]:
             return events.proceed(state, course, tables, decided, scores)
         wanted = hooks.prefetch(event)
