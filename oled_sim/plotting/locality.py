@@ -102,11 +102,13 @@ def locality_figure(locality: pd.DataFrame) -> Figure:
             axes.set_xticks(range(1, 9))
             _mark_paper(axes, key)
         panels[0].set_ylabel("hidden-state cosine")
-        panels[0].set_ylim(top=1.02)
+        panels[0].set_ylim(top=1.005)
         for axes in panels[1:]:
             axes.set_ylabel("expert set kept (%)")
             _percent(axes.yaxis)
             axes.set_ylim(0, 1.02)
+        for axes in panels[:2]:
+            axes.legend(handles=axes.collections[-1:])  # the paper's mark
         panels[2].legend(loc="lower left")
     return figure
 
@@ -125,12 +127,9 @@ def _mark_paper(axes: Axes, key: str) -> None:
     """Mark what the paper prints for adjacent passes, where the axis reads gap 1."""
     claim = _CLAIMS[key]
     high = claim.high if claim.high < 1 else claim.low
-    axes.fill_between([0.75, 1.25], claim.low, high, color="0.75", zorder=0)
-    for level in {claim.low, high}:
-        axes.hlines(level, 0.75, 1.25, color="0.45", linewidth=1)
-    axes.annotate(
-        f"paper {claim.paper}", (1.25, claim.low), (3, 0), textcoords="offset points",
-        fontsize=6, color="0.3", va="center",
+    axes.fill_between(
+        [0.7, 1.3], claim.low, high, facecolor="0.8", edgecolor="0.45", linewidth=1, zorder=0,
+        label=f"paper, {claim.paper}",
     )  # fmt: skip
 
 
