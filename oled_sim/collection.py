@@ -210,10 +210,15 @@ def make_manifest(
             device=job.model.device.type,
             hardware=_hardware(job.model),
             batch_size=job.batch,
-            command=" ".join(["oled-sim", *sys.argv[1:]]),
+            command=_command(),
         ),
         prompts=Prompts(source=source, redacted=redact),
     )
+
+
+def _command() -> str:
+    """Return the command line, folders left out: a trace is passed on, a home directory not."""
+    return " ".join(["oled-sim", *(Path(a).name if "/" in a else a for a in sys.argv[1:])])
 
 
 def _describe_model(name: str, config: LLaDA2Config, dtype: str, weights: Path) -> Model:
