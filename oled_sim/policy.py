@@ -283,8 +283,8 @@ class Policy:
     def rescore(self, resident: NDArray[np.bool_]) -> NDArray[np.float64] | None:
         """Under global scope, after ``score``: values of all layers, float64 [L, E].
 
-        For a policy whose scores age; replaces what ``score`` returned. None keeps the value that each layer's last event gave.
-        ``resident``: bool [L, E].
+        For a policy whose scores age; it replaces what ``score`` returned. None keeps the value
+        that each layer's last event gave. ``resident``: bool [L, E].
         """
         return None
 

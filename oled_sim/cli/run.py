@@ -221,7 +221,11 @@ def _simulate(
     from oled_sim.engine.source import TraceSource
 
     own = trace.manifest.expert_bytes
-    events = nullcontext() if files.events is None else EventFile(files.events, {})
+    events = (
+        nullcontext()
+        if files.events is None
+        else EventFile(files.events, trace.geometry.layers, {"trace": str(trace.path)})
+    )
     with events as file, _progress() as progress:
         return simulate_all(
             TraceSource(trace),

@@ -13,11 +13,13 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from oled_sim.engine.runner import Contender, Result
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES
 from oled_sim.errors import UsageError
+from oled_sim.trace.schema import Kind
 
 METADATA_KEY = "oled_sim.run"
 
@@ -120,7 +122,17 @@ def _parameters(results: Sequence[Result]) -> dict[str, Any]:
 
 
 class EventFile(ParquetFile):
-    """One row per event of every run: what happened at each gate, and when."""
+    """One row per event of every run: what happened at each gate, and when.
+
+    Args:
+        path: the file.
+        layers: the model's own indices of the MoE layers.
+        metadata: what the file says about the run.
+    """
+
+    def __init__(self, path: Path, layers: Sequence[int], metadata: dict[str, Any]) -> None:
+        super().__init__(path, metadata)
+        self._layers = np.array(layers, np.int16)
 
     def add(self, contender: Contender, record: GroupRecord) -> None:
         """Append the events of a group. Events of a batch carry its first request's number."""
@@ -133,9 +145,14 @@ class EventFile(ParquetFile):
             "split": pa.array([record.group.split] * events).dictionary_encode(),
             "request": np.full(events, batch.traces[0].request, np.int32),
             "pass": course.event_pass.astype(np.int32),
-            "kind": batch.kind[course.event_pass],
-            "layer": course.event_layer.astype(np.int16),
+            "kind": _kinds(batch.kind[course.event_pass]),
+            "layer": self._layers[course.event_layer],
         }
         columns |= dict(zip(EVENT_COUNTS, course.counts.T, strict=True))
         columns |= dict(zip(EVENT_TIMES, course.times.T, strict=True))
         self.write(pa.table(columns))
+
+
+def _kinds(kind: NDArray[np.uint8]) -> pa.Array:
+    names = [k.name.lower() for k in Kind]
+    return pa.DictionaryArray.from_arrays(pa.array(kind.astype(np.int8)), names)

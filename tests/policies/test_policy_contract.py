@@ -1,0 +1,44 @@
+"""Every built-in policy keeps the contract, in every variant and mode worth naming."""
+
+import pytest
+
+from oled_sim import plugins
+from oled_sim.policy_spec import load_policy, parse_policy
+from oled_sim.testing.contract import PolicyContract
+
+CAUSAL = (
+    "lru",
+    "lru:dispatch=load",
+    "lfu",
+    "lfu:count=tokens,reset=request",
+    "oled",
+    "oled:priority",
+    "oled:priority+adapt",
+    "oled:dispatch=load,allocate=uniform",
+    "oled:psi=square,stale=last_priority,allocate_every=1,smoothing=1",
+    "oled:stale=id,swaps=0,mean_tokens=2",
+)
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+class TestCausal(PolicyContract):
+    @pytest.fixture(autouse=True)
+    def _spec(self, spec):
+        self.spec = spec
+
+    def make(self):
+        return parse_policy(self.spec)
+
+
+class TestIdeal(PolicyContract):
+    causal = False
+
+    def make(self):
+        return parse_policy("ideal")
+
+
+def test_every_registered_policy_is_tested_here():
+    tested = {spec.split(":")[0] for spec in CAUSAL} | {"ideal"}
+    assert set(plugins.names(plugins.POLICIES)) <= tested
+    for name in tested:
+        assert load_policy(name)

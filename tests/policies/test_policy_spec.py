@@ -1,0 +1,81 @@
+"""What users write after ``--policy``."""
+
+import pytest
+
+from oled_sim.errors import UsageError
+from oled_sim.policies.lfu import LFU
+from oled_sim.policies.oled import OLED
+from oled_sim.policy_spec import parse_policy
+
+MINE = '''
+from dataclasses import dataclass
+from oled_sim.policy import Policy, param
+
+@dataclass
+class Mine(Policy):
+    """Mine."""
+
+    decay: float = param(0.5, "how fast")
+    deep: bool = param(False, "how deep")
+'''
+
+
+def test_name_variant_and_parameters():
+    assert parse_policy("oled") == OLED()
+    assert parse_policy("oled:priority") == OLED(allocate_by="uniform", dispatch_by="transfer")
+    assert parse_policy("oled:priority+adapt") == OLED(dispatch_by="transfer")
+    assert parse_policy("oled:priority+adapt+coop") == OLED()
+    assert parse_policy("oled:dispatch=load") == OLED(dispatch_by="load")
+    assert parse_policy("lfu:count=tokens, reset=request") == LFU("tokens", "request")
+    wanted = OLED(allocate_by="uniform", dispatch_by="transfer", psi="square")
+    assert parse_policy("oled:priority,psi=square") == wanted
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def test_file(mine):
+    assert parse_policy(f"{mine}").describe() == {"decay": 0.5, "deep": False}
+    assert parse_policy(f"{mine}:decay=2,deep=true").describe() == {"decay": 2.0, "deep": True}
+    assert parse_policy(f"{mine}:Mine:decay=2").describe() == {"decay": 2.0, "deep": False}
+
+
+def test_module():
+    assert parse_policy("oled_sim.policies.lfu:LFU:count=tokens") == LFU("tokens")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("oledd", "unknown policy 'oledd': did you mean 'oled'"),
+        ("oledd:priority", "unknown policy 'oledd': did you mean 'oled'"),
+        ("oledd:psi=one", "unknown policy 'oledd': did you mean 'oled'"),
+        ("oled:prioriti", "no variant 'prioriti': did you mean 'priority'"),
+        ("oled:stail=id", "no parameter 'stail': did you mean 'stale'. parameters are psi, stale,"),
+        ("oled:psi=cube", "cannot take psi=cube .*: give one of linear, square, sqrt, one"),
+        ("oled:swaps=few", "cannot take swaps=few .*: give a whole number"),
+        ("oled:slack=", "cannot take slack= .*: give a number"),
+        ("oled:swaps=-1", "out of range"),
+        ("oled:", "empty option"),
+        ("oled:priority:psi=one", "too many colons"),
+        ("nowhere.at_all:Thing", "does not import"),
+        ("json:JSONDecoder", "is not a policy"),
+        ("oled_sim.policies.lfu:Nothing", "has no attribute 'Nothing'"),
+        ("./nowhere.py", "no file nowhere.py"),
+    ],
+)
+def test_mistakes_are_one_sentence(spec, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_policy(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_file_with_two_classes_must_be_told_which(mine):
+    mine.write_text(MINE + MINE.replace("Mine", "Yours").replace('"""Yours."""', '"""Y."""'))
+    with pytest.raises(UsageError, match="defines 2 classes"):
+        parse_policy(f"{mine}")
+    assert type(parse_policy(f"{mine}:Yours")).__name__ == "Yours"
