@@ -25,8 +25,13 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
+NAMES = ("Ann", "Ben", "Carla", "David", "Emma", "Frank")
+THINGS = ("nuts", "stones", "pencils", "marbles", "stickers", "oranges", "candles")
+
+
 def _row(a: int, b: int) -> dict[str, str]:
+    name, things = NAMES[a % 6], THINGS[b % 7]
     return {
-        "question": f"Ann has {a} bags of {b} nuts. How many nuts has she?",
-        "answer": f"Ann has {a}*{b} = <<{a}*{b}={a * b}>>{a * b} nuts.\n#### {a * b}",
+        "question": f"{name} has {a} bags of {b} {things}. How many {things} are there together?",
+        "answer": f"{name} has {a}*{b} = <<{a}*{b}={a * b}>>{a * b} {things}.\n#### {a * b}",
     }

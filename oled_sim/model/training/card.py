@@ -134,6 +134,10 @@ stepped by {optimizer["matrices"]} at {optimizer["matrix_rate"]:g}, the rest by 
 {optimizer["rate"]:g}, linear decay to zero. Experts are balanced by the selection bias alone:
 {optimizer["bias_rate"]:g} per step against the sign of the excess load.
 
+Final logits are divided by {report["temperature"]:g}, a temperature fitted on held-out
+text that the figures below leave out, and folded into the final norm: many passes through little
+text had made the model too sure of itself.
+
 ![loss and router balance]({CURVE_FILE})
 
 To rebuild:
@@ -144,12 +148,14 @@ Everything measured is in `{REPORT_FILE}`.
 
 
 def _quality(report: Mapping[str, Any]) -> str:
-    elbo = report["elbo_nats_per_token"]
-    length = report["recipe"]["evaluation"]["block_length"]
+    elbo, how = report["elbo_nats_per_token"], report["evaluation"]
     return f"""## Likelihood and balance
 
+Measured on {how["device"]} with torch {how["torch"]}, {how["windows"]} held-out windows of
+{report["recipe"]["data"]["window"]} tokens per source, {how["strata"]} noise levels each.
+
 Upper bound on the negative log-likelihood of held-out text (masked-diffusion ELBO, 1/t weight,
-block length {length}), nats per token; `mixture` weights sources as in training:
+block length {how["block_length"]}), nats per token; `mixture` weights sources as in training:
 
 {_table(elbo.keys(), [[f"{value:.3f}" for value in elbo.values()]])}
 

@@ -23,6 +23,7 @@ from oled_sim.model.loading import pick_device
 from oled_sim.model.training.answering import answer, read_questions
 from oled_sim.model.training.balance import imbalance
 from oled_sim.model.training.calibration import decode_with_truth
+from oled_sim.model.training.card import write_card
 from oled_sim.model.training.data import Batch, mixture, prepare, to_device
 from oled_sim.model.training.likelihood import elbo_nats_per_token
 from oled_sim.model.training.objective import Runner, evaluation_runner
@@ -146,7 +147,7 @@ def _brief(acceptance: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, l
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Evaluate a saved checkpoint anew and update its report."""
+    """Evaluate a saved checkpoint anew; update its report and card."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--recipe", required=True)
@@ -167,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = read_report(chosen.model / REPORT_FILE)
     found = evaluate(model, recipe, prepared.validation, tokenizer, chosen.data, print)
     write_report(chosen.model / REPORT_FILE, report | found)
+    write_card(chosen.model)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import CheckpointError, UsageError
 from oled_sim.model.config import LLaDA2Config
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -178,7 +178,7 @@ def load_recipe(name: str) -> Recipe:
             return msgspec.convert(tomllib.load(file), Recipe)
     except OSError:
         raise UsageError(_unknown(name)) from None
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, CheckpointError) as error:
         raise UsageError(f"recipe {path} is not valid: {error}") from None
 
 
