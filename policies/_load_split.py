@@ -17,10 +17,10 @@ Dispatch = Literal["transfer", "load"]
 
 def split_by_load(event: Event, setting: Setting) -> NDArray[np.int64]:
     """Return a lane per activated expert: residents on the GPU, misses split by load alone."""
-    lanes = np.where(event.missed, Lane.TRANSFER, Lane.GPU).astype(np.int64)
-    missed = np.flatnonzero(event.missed)
+    lanes = event.missed.astype(np.int64)  # Lane.TRANSFER or Lane.GPU
+    missed = np.flatnonzero(lanes)
     if len(missed):
-        copy_us = setting.costs.h2d_us(float(setting.expert_bytes[event.layer]))
+        copy_us = setting.timer.lanes.copy_us[event.layer]
         order = missed[np.argsort(-event.tokens[missed], kind="stable")]
         tables, rows = setting.costs.tables, len(event.routes)
         transfers = load_split(tables, event.tokens[order], rows, copy_us)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.errors import UsageError
-from oled_sim.policy import Event, Lane, LayerHistory, Policy, Setting, param
+from oled_sim.policy import Event, LayerHistory, Policy, Setting, param
 
 from ._cooperative import priorities, split_cooperatively
 from ._load_split import split_by_load
@@ -120,7 +120,7 @@ class OLED(Policy):
             return split_by_load(event, self._setting)
         if self.dispatch_by == "transfer":
             return super().dispatch(event)
-        lanes = np.where(event.missed, Lane.TRANSFER, Lane.GPU).astype(np.int64)
+        lanes = event.missed.astype(np.int64)  # Lane.TRANSFER or Lane.GPU
         timer = self._setting.timer
         split_cooperatively(
             timer.lanes,

@@ -404,9 +404,11 @@ def _choose_residents(state, layer, decided, flying):
         n = add_candidate(pools, n, layer, flying)
     stay = retain(pools, n, limit)
     first = (work[USES] - 1) * experts
+    lost = pools.lost
     for i in range(stay, n):
         owner, expert = pools.candidates[i] // experts, pools.candidates[i] % experts
         if not pools.resident[owner, expert]:
+            lost[expert] = True  # it arrives, but does not stay
             continue
         _drop(work, pools, owner, expert)
         # A slot that this event's hits kernel reads is free only afterwards.
@@ -415,31 +417,28 @@ def _choose_residents(state, layer, decided, flying):
             work[FREED_BY_HITS] += work[EXPERT_BYTES]
         else:
             work[FREE_BYTES] += pools.expert_bytes[owner]
-    _welcome(work, pools, layer, stay, flying)
-    _remember_transfers(work, demand, pools.resident[layer], pools.fresh[layer])
+    _welcome(work, pools, demand, layer, flying)
 
 
 @kernel
-def _welcome(work, pools, layer, stay, flying):
-    """Make the transferred experts among the first ``stay`` candidates residents."""
-    experts = pools.resident.shape[1]
-    late = work[KIND + H2D] == LATE
-    for i in range(stay):
-        owner, expert = pools.candidates[i] // experts, pools.candidates[i] % experts
-        if not pools.resident[owner, expert]:
-            _add(work, pools, layer, expert)
-            work[KEPT] += 1
-            if late and expert == flying:
-                work[LATE_KEPT] = 1
-
-
-@kernel
-def _remember_transfers(work, demand, resident, fresh):
+def _welcome(work, pools, demand, layer, flying):
+    """Make the transferred experts that stay residents, and remember the transfers."""
+    lost, fresh = pools.lost, pools.fresh[layer]
     fresh[:] = False
     for row in range(work[DEMANDS]):
         expert = demand[row, DEMAND_EXPERT]
-        demand[row, DEMAND_KEPT] = int(resident[expert])
         fresh[expert] = True
+        demand[row, DEMAND_KEPT] = int(not lost[expert])
+        if not lost[expert]:
+            _add(work, pools, layer, expert)
+            work[KEPT] += 1
+        lost[expert] = False
+    if work[KIND + H2D] == LATE:
+        work[LATE_KEPT] = int(not lost[flying])
+        if not lost[flying]:
+            _add(work, pools, layer, flying)
+            work[KEPT] += 1
+        lost[flying] = False
 
 
 @kernel

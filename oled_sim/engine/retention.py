@@ -19,6 +19,7 @@ def add_candidate(pools, n, layer, expert):
     pools.candidates[n] = layer * pools.resident.shape[1] + expert
     pools.keys[n] = pools.score[layer, expert]
     pools.ages[n] = pools.used[layer, expert]
+    pools.sizes[n] = pools.expert_bytes[layer]
     return n + 1
 
 
@@ -51,7 +52,7 @@ def retain(pools, n, limit_bytes):
     total = 0
     hopeless = False
     for i in range(n):
-        total += pools.expert_bytes[pools.candidates[i] // pools.resident.shape[1]]
+        total += pools.sizes[i]
         hopeless = hopeless or pools.keys[i] == -np.inf
     if total <= limit_bytes and not hopeless:
         return n
@@ -59,7 +60,7 @@ def retain(pools, n, limit_bytes):
         _sift_down(pools, i, n)
     kept = n
     while kept > 0 and (total > limit_bytes or pools.keys[0] == -np.inf):
-        total -= pools.expert_bytes[pools.candidates[0] // pools.resident.shape[1]]
+        total -= pools.sizes[0]
         kept -= 1
         _swap(pools, 0, kept)
         _sift_down(pools, 0, kept)
@@ -78,10 +79,11 @@ def _worse(pools, a, b):
 
 @kernel
 def _swap(pools, a, b):
-    candidates, keys, ages = pools.candidates, pools.keys, pools.ages
+    candidates, keys, ages, sizes = pools.candidates, pools.keys, pools.ages, pools.sizes
     candidates[a], candidates[b] = candidates[b], candidates[a]
     keys[a], keys[b] = keys[b], keys[a]
     ages[a], ages[b] = ages[b], ages[a]
+    sizes[a], sizes[b] = sizes[b], sizes[a]
 
 
 @kernel

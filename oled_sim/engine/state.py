@@ -171,7 +171,8 @@ class Pools(NamedTuple):
         unused: bool [L, E], resident by a prefetch and not used yet.
         window: float64 [L, 4], since the last allocation: events, Σ |A|/E, events with a slot,
             Σ |R ∩ A|/C.
-        candidates, ages: int64 [L·E + 1], keys: float64 [L·E + 1], scratch of a selection.
+        candidates, ages, sizes: int64 [L·E + 1], keys: float64 [L·E + 1], lost: bool [E], scratch
+            of a selection.
     """
 
     resident: NDArray[np.bool_]
@@ -186,7 +187,9 @@ class Pools(NamedTuple):
     window: NDArray[np.float64]
     candidates: NDArray[np.int64]
     ages: NDArray[np.int64]
+    sizes: NDArray[np.int64]
     keys: NDArray[np.float64]
+    lost: NDArray[np.bool_]
 
 
 class Lanes(NamedTuple):
@@ -317,7 +320,9 @@ def new_pools(
         window=np.zeros((layers, 4)),
         candidates=np.zeros(layers * experts + 1, np.int64),
         ages=np.zeros(layers * experts + 1, np.int64),
+        sizes=np.zeros(layers * experts + 1, np.int64),
         keys=np.zeros(layers * experts + 1),
+        lost=np.zeros(experts, np.bool_),
     )
 
 
