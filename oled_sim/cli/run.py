@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
 DEFAULT_TRACE = "nano-gsm8k"
+ALWAYS_READ = frozenset({"ids", "gates", "confidence", "token_state"})
+"""Small signals, decoded whether a policy declares them or not."""
 
 EPILOG = """\b
 Examples:
@@ -221,6 +223,7 @@ def _simulate(
     from oled_sim.engine.source import TraceSource
 
     own = trace.manifest.expert_bytes
+    needed = frozenset().union(*(c.policy.needs for c in contenders))
     events = (
         nullcontext()
         if files.events is None
@@ -228,7 +231,7 @@ def _simulate(
     )
     with events as file, _progress() as progress:
         return simulate_all(
-            TraceSource(trace),
+            TraceSource(trace, needed | ALWAYS_READ),
             contenders,
             costs,
             rules,
@@ -244,9 +247,13 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
+    from oled_sim.engine.events import proceed
+    from oled_sim.engine.jit import is_compiled
+
     console = Console(stderr=True)
+    label = "Simulating" if is_compiled(proceed) else "Compiling once, then simulating"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Simulating", total=None)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from numba import config, njit
 from numba.core.caching import FunctionCache
 
-__all__ = ["kernel"]
+__all__ = ["is_compiled", "kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,3 +49,12 @@ def kernel(function: F) -> F:
     with contextlib.suppress(RuntimeError):
         dispatcher._cache = _SourceKeyedCache(function)
     return dispatcher
+
+
+def is_compiled(function: Any) -> bool:
+    """Whether a kernel of these sources is on disk, so that calling it takes no compilation."""
+    try:
+        index = function._cache._cache_file._load_index()
+    except (AttributeError, OSError):  # interpreted, or no cache
+        return True
+    return any(key[-1] == _SOURCES for key in index)

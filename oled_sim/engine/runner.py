@@ -60,8 +60,9 @@ class Result:
     unused_prefetches: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; NaN stays NaN."""
+        """Return plain data for JSON, without what is the same for all results of a run."""
         found = asdict(self)
+        del found["rules"], found["splits"]
         found["cache"] = self.budget.cache
         found["cache_bytes"] = self.budget.size_bytes
         del found["budget"]

@@ -8,7 +8,8 @@ completion to the next. Jobs of an event, from the gate on:
   lane is free it takes everything that has arrived by then as one grouped call.
 - H2D: demand transfers in the order of ``Event.experts``, each into a staging slot; then queued
   prefetches, as long as one more staging slot stays free for demand.
-- CPU: one job, the activations' way there and the sums' way back plus the workers' makespan.
+- CPU: one job, the activations' way there and the sums' way back plus the workers' makespan. All
+  tokens of the event are sent, in one piece.
 
 Critical path: every job starts the moment the last thing it waited for ends, so the time from the
 gate to the layer's end is a chain of jobs; each lane is credited with its links of that chain.
