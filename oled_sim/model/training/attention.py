@@ -27,54 +27,60 @@ TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Who sees whom in B sequences of (C + 1)·S positions.
+    """Who sees whom in B sequences of T = (C + 1)·S positions.
 
     Attributes:
-        document: int32 [B, S]. block: int32 [B, S], as in :class:`Layout`.
+        number: int32 [B, T], of the block that a position belongs to; the blocks of a noisy
+            copy have numbers above all clean ones and those of earlier copies.
+        first: int32 [B, T], number of the first clean block of the position's document.
+        block: int32 [B, T], number of the position's block among the clean ones: clean blocks
+            from ``first`` up to this one, not included, come before it.
         copies: C.
     """
 
-    document: Tensor
+    number: Tensor
+    first: Tensor
     block: Tensor
     copies: int
 
     @classmethod
     def of(cls, layout: Layout, copies: int) -> Visibility:
-        """Take what matters for attention from a layout."""
-        return cls(layout.document, layout.block.to(torch.int32), copies)
+        """Derive who sees whom from a layout."""
+        window = layout.block.shape[1]
+        block = layout.block.to(torch.int32).repeat(1, copies + 1)
+        starts = layout.position == 0
+        first = torch.where(starts, layout.block, 0).cummax(1).values.to(torch.int32)
+        copy = torch.arange(1, copies + 2, dtype=torch.int32, device=block.device) * window
+        copy[-1] = 0
+        number = block + copy.repeat_interleave(window)
+        return cls(number, first.repeat(1, copies + 1), block, copies)
 
     def mask_function(self) -> MaskFunction:
         """Return whether a query sees a key, for FlexAttention; arguments broadcast."""
-        document, block, copies = self.document, self.block, self.copies
-        window = document.shape[1]
+        number, first, block = self.number, self.first, self.block
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            query_copy, key_copy = query // window, key // window
-            query, key = query % window, key % window
-            query_block, key_block = block[batch, query], block[batch, key]
-            same = (query_copy == key_copy) & (query_block == key_block)
-            earlier = (key_copy == copies) & (key_block < query_block)
-            return (document[batch, query] == document[batch, key]) & (same | earlier)
+            other = number[batch, key]
+            before = (other >= first[batch, query]) & (other < block[batch, query])
+            return before | (other == number[batch, query])
 
         return sees
 
     def dense(self) -> Tensor:
-        """Return the whole mask, bool [B, 1, (C + 1)·S, (C + 1)·S]."""
-        rows, window = self.document.shape
-        index = torch.arange((self.copies + 1) * window, device=self.document.device)
-        batch = torch.arange(rows, device=self.document.device).view(-1, 1, 1)
-        none = torch.zeros((), dtype=torch.int64, device=self.document.device)
-        return self.mask_function()(
-            batch, none, index.view(1, -1, 1), index.view(1, 1, -1)
-        ).unsqueeze(1)
+        """Return the whole mask, bool [B, 1, T, T]."""
+        rows, length = self.number.shape
+        index = torch.arange(length, device=self.number.device)
+        batch = torch.arange(rows, device=index.device).view(-1, 1, 1)
+        sees = self.mask_function()
+        return sees(batch, batch, index.view(1, -1, 1), index.view(1, 1, -1)).unsqueeze(1)
 
     def document_indices(self) -> Iterator[tuple[int, Tensor]]:
         """Yield each document's row, and its positions in all copies: int64."""
-        window = self.document.shape[1]
-        copies = torch.arange(self.copies + 1, device=self.document.device) * window
-        for row, documents in enumerate(self.document):
-            sizes = torch.unique_consecutive(documents, return_counts=True)[1]
-            for places in torch.arange(window, device=documents.device).split(sizes.tolist()):
+        window = self.number.shape[1] // (self.copies + 1)
+        copies = torch.arange(self.copies + 1, device=self.number.device) * window
+        for row, first in enumerate(self.first[:, :window]):
+            sizes = torch.unique_consecutive(first, return_counts=True)[1]
+            for places in torch.arange(window, device=first.device).split(sizes.tolist()):
                 yield row, (copies.unsqueeze(1) + places).flatten()
 
     def among(self, row: int, index: Tensor) -> Tensor:
@@ -83,31 +89,16 @@ class Visibility:
         return self.mask_function()(batch, batch, index.unsqueeze(1), index.unsqueeze(0))
 
     def tiles(self) -> Tensor:
-        """Return which tiles may hold a visible pair, bool [B, T, T]; never misses one.
+        """Return which tiles may hold a visible pair, bool [B, T / TILE, T / TILE].
 
-        Block and document numbers rise along a window, so a tile spans an interval of each and
-        two tiles can only hold a visible pair where their intervals allow it.
+        Numbers rise along a copy, so a tile spans an interval of them, and two tiles can only
+        hold a visible pair where their intervals allow it: no visible pair is missed.
         """
-        copy = torch.arange(self.copies + 1, device=self.document.device)
-        copy = copy.repeat_interleave(self.document.shape[1] // TILE)
-        first, last = self._spans(self.block)
-        first_document, last_document = self._spans(self.document)
-        overlap = (first.unsqueeze(2) <= last.unsqueeze(1)) & (
-            last.unsqueeze(2) >= first.unsqueeze(1)
-        )
-        documents = (first_document.unsqueeze(2) <= last_document.unsqueeze(1)) & (
-            last_document.unsqueeze(2) >= first_document.unsqueeze(1)
-        )
-        same_copy = copy.unsqueeze(1) == copy.unsqueeze(0)
-        earlier = (first.unsqueeze(1) < last.unsqueeze(2)) & (copy == self.copies)
-        return documents & ((same_copy & overlap) | earlier)
-
-    def _spans(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """First and last number of each tile of the sequence: int [B, T] twice."""
-        tiles = numbers.unflatten(1, (-1, TILE))
-        spans = tiles[:, :, 0], tiles[:, :, -1]
-        first, last = (span.repeat(1, self.copies + 1) for span in spans)
-        return first, last
+        low, high = (self.number[:, start::TILE].unsqueeze(1) for start in (0, TILE - 1))
+        same = (low <= high.transpose(1, 2)) & (high >= low.transpose(1, 2))
+        first = self.first[:, ::TILE].unsqueeze(2)
+        block = self.block[:, TILE - 1 :: TILE].unsqueeze(2)
+        return same | ((high >= first) & (low < block))
 
 
 class DenseAttention:

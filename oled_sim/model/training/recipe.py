@@ -160,6 +160,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         longest = max(length for length, _ in self.noise.block_lengths)
         _require(self.data.window % self.data.pad_multiple == 0, "window is no multiple of pad")
+        _require(self.data.window % 128 == 0, "window is no multiple of 128, an attention tile")
         _require(longest <= self.data.window, f"a block of {longest} exceeds the window")
         _require(self.noise.copies > 0, "copies is not positive")
         _require(0 < self.data.validation_share < 1, "validation_share is not between 0 and 1")
