@@ -24,33 +24,10 @@ def byte_tokenizer():
 
 @pytest.fixture(scope="session")
 def config():
-    from oled_sim.model.config import LLaDA2Config
+    from oled_sim.testing.models import tiny_config
 
-    return LLaDA2Config(
-        hidden_size=32,
-        num_hidden_layers=3,
-        first_k_dense_replace=1,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_experts=16,
-        num_experts_per_tok=4,
-        num_shared_experts=1,
-        n_group=4,
-        topk_group=2,
-        routed_scaling_factor=2.5,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        partial_rotary_factor=0.5,
-        rope_theta=10_000.0,
-        rms_norm_eps=1e-6,
-        vocab_size=258,
-        tie_word_embeddings=False,
-        max_position_embeddings=256,
-        mask_token_id=1,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    ids = {"mask_token_id": 1, "eos_token_id": 0, "pad_token_id": 0}
+    return tiny_config(vocab_size=258, max_position_embeddings=256, **ids)
 
 
 @pytest.fixture(scope="session")
