@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +13,24 @@ from numpy.typing import NDArray
 
 from oled_sim.engine.state import IS_RESIDENT, NAN_SCORE, NOT_A_LANE, NOT_RESIDENT
 from oled_sim.errors import OledSimError, PolicyError
-from oled_sim.policy import Event, LayerHistory, PassEnd, Policy, Prefetch, Setting
+from oled_sim.policy import Event, LayerHistory, PassEnd, Policy, Setting
 
 BUDGET_TOLERANCE = 1e-6
 """Relative slack for the sum of allocated capacities, which policies work out in floats."""
+
+
+def own_copy(policy: Policy, name: str) -> Policy:
+    """Return a copy of a policy for one run; ``name`` is how errors call it.
+
+    Raises:
+        PolicyError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(policy)
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name!r} cannot be copied, which every run does: {_one_line(error)}"
+        ) from error
 
 
 class Hooks:
@@ -62,28 +79,58 @@ class Hooks:
         except OledSimError:
             raise
         except Exception as error:
-            raise self.fail(f"{hook}() raised {type(error).__name__}: {error}") from error
+            raise self._raised(f"{hook}()", error) from error
+
+    def _raised(self, what: str, error: Exception) -> PolicyError:
+        return self.fail(f"{what} raised {_one_line(error)}{_line_in(self.policy, error)}")
+
+    @property
+    def allocation_period(self) -> int:
+        """Passes between calls of ``allocate``; 0 never."""
+        try:
+            period = self.policy.allocation_period
+        except Exception as error:
+            raise self._raised("allocation_period", error) from error
+        if not isinstance(period, int | np.integer) or period < 0:
+            raise self.fail(f"allocation_period is {period!r} instead of a whole number from 0 on")
+        return int(period)
+
+    def _array(self, hook: str, answer: Any, wanted: str) -> NDArray[Any]:
+        """Return an answer as an array; ``wanted`` says of what."""
+        if answer is None:
+            raise self.fail(f"{hook}() returned None instead of {wanted}")
+        try:
+            return np.asarray(answer)
+        except (ValueError, TypeError):  # such as lists of different lengths
+            kind = type(answer).__name__
+            raise self.fail(f"{hook}() returned a {kind} that is no array of {wanted}") from None
+
+    def _shaped(
+        self, hook: str, answer: Any, wanted: str, kinds: str, shape: tuple[int, ...]
+    ) -> NDArray[Any]:
+        """Return an answer as an array of that shape and one of those kinds of ``dtype``."""
+        array = self._array(hook, answer, wanted)
+        if array.shape != shape or array.dtype.kind not in kinds:
+            raise self.fail(f"{hook}() returned {_shape(array)} instead of {wanted} {list(shape)}")
+        return array
+
+    def _numbers(self, hook: str, answer: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Return an answer as float64 of that shape."""
+        array = self._shaped(hook, answer, "numbers", "fiu", shape)
+        return np.ascontiguousarray(array, np.float64)
 
     def place(self, setting: Setting) -> NDArray[np.bool_] | None:
         """Return the initial residents, bool [L, E], or None."""
         mask = self.call("place", setting)
         if mask is None:
             return None
-        wanted = (len(self.layers), self.experts)
-        mask = np.asarray(mask)
-        if mask.shape != wanted or mask.dtype != np.bool_:
-            raise self.fail(f"place() returned {_shape(mask)} instead of bool {list(wanted)}")
-        return mask
+        return self._shaped("place", mask, "bool", "b", (len(self.layers), self.experts))
 
     def dispatch(self, event: Event) -> NDArray[np.int64]:
         """Return the lane of each activated expert, int64 [A]; lanes are checked by the kernel."""
-        lanes = self.call("dispatch", event)
-        array = np.asarray(lanes)
-        if array.shape != event.experts.shape or array.dtype.kind not in "iu":
-            raise self.fail(
-                f"dispatch() returned {_shape(array)} instead of integers [{len(event.experts)}]"
-            )
-        return np.ascontiguousarray(array, np.int64)
+        shape = event.experts.shape  # asked before the policy has the event in its hands
+        lanes = self._shaped("dispatch", self.call("dispatch", event), "integers", "iu", shape)
+        return np.ascontiguousarray(lanes, np.int64)
 
     def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
         """Return the value of each expert of a layer, float64 [E]."""
@@ -98,22 +145,19 @@ class Hooks:
 
     def rescore(self, resident: NDArray[np.bool_]) -> NDArray[np.float64] | None:
         """Return the values of all layers, float64 [L, E], or None."""
+        shape = resident.shape
         scores = self.call("rescore", resident)
         if scores is None:
             return None
-        table = np.asarray(scores)
-        if table.shape != resident.shape or table.dtype.kind not in "fiu":
-            raise self.fail(
-                f"rescore() returned {_shape(table)} instead of numbers {list(resident.shape)}"
-            )
-        return self._no_nan("rescore", np.asarray(table, np.float64))
+        return self._no_nan("rescore", self._numbers("rescore", scores, shape))
 
     def reside(self, event: Event) -> NDArray[np.int64] | None:
         """Return the residents that a clairvoyant sets before the gate, or None."""
+        slots = event.capacity
         ids = self.call("reside", event)
         if ids is None:
             return None
-        array = np.asarray(ids)
+        array = self._array("reside", ids, "expert ids")
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise self.fail(f"reside() returned {_shape(array)} instead of a list of expert ids")
         unique = np.unique(array.astype(np.int64))
@@ -123,42 +167,43 @@ class Hooks:
             raise self.fail(
                 f"reside() returned ids that are not distinct or not in 0..{self.experts - 1}"
             )
-        if len(array) > event.capacity:
-            raise self.fail(f"reside() returned {len(array)} experts for {event.capacity} slots")
+        if len(array) > slots:
+            raise self.fail(f"reside() returned {len(array)} experts for {slots} slots")
         return unique
 
     def prefetch(self, event: Event) -> NDArray[np.float64]:
         """Return prefetches as float64 [n, 3]: layer, expert, priority."""
         return self.prefetches("prefetch", self.call("prefetch", event))
 
-    def prefetches(self, hook: str, wanted: Sequence[Prefetch] | None) -> NDArray[np.float64]:
+    def prefetches(self, hook: str, answer: Any) -> NDArray[np.float64]:
         """Check a list of prefetches."""
-        if wanted is None or len(wanted) == 0:
+        wanted = "(layer, expert, priority)s"
+        table = np.empty((0, 3)) if answer is None else self._array(hook, answer, wanted)
+        if table.ndim > 0 and len(table) == 0:
             return np.empty((0, 3))
-        table = np.asarray(wanted)
         if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "fiu":
-            raise self.fail(
-                f"{hook}() returned {_shape(table)} instead of (layer, expert, priority)s"
-            )
+            raise self.fail(f"{hook}() returned {_shape(table)} instead of {wanted}")
         table = table.astype(np.float64)
-        layer, expert = table[:, 0], table[:, 1]
-        inside = (layer >= 0) & (layer < len(self.layers)) & (expert >= 0) & (expert < self.experts)
-        if not (inside & ~np.isnan(table[:, 2])).all():
-            row = int(np.argmin(inside & ~np.isnan(table[:, 2])))
-            raise self.fail(f"{hook}() returned the impossible prefetch {table[row].tolist()}")
+        good = self._is_place(table[:, 0], table[:, 1]) & ~np.isnan(table[:, 2])
+        if not good.all():
+            row = table[np.argmin(good)].tolist()
+            raise self.fail(f"{hook}() returned the impossible prefetch {row}")
         return table
+
+    def _is_place(
+        self, layer: NDArray[np.float64], expert: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Whether there is such an expert of such a layer."""
+        whole = (layer == np.floor(layer)) & (expert == np.floor(expert))
+        inside = (layer >= 0) & (layer < len(self.layers)) & (expert >= 0) & (expert < self.experts)
+        return whole & inside
 
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
         """Return slots per layer, float64 [L], that sum to the budget; or None."""
         capacity = self.call("allocate", history)
         if capacity is None:
             return None
-        array = np.asarray(capacity)
-        if array.shape != (len(self.layers),) or array.dtype.kind not in "fiu":
-            raise self.fail(
-                f"allocate() returned {_shape(array)} instead of numbers [{len(self.layers)}]"
-            )
-        array = array.astype(np.float64)
+        array = self._numbers("allocate", capacity, (len(self.layers),))
         if not (array >= 0).all():
             raise self.fail(f"allocate() returned a negative or NaN capacity: {array.tolist()}")
         if abs(array.sum() - history.budget) > BUDGET_TOLERANCE * max(1, history.budget):
@@ -174,12 +219,7 @@ class Hooks:
 
     def values(self, hook: str, scores: Any) -> NDArray[np.float64]:
         """Check shape and type of scores; the kernel that uses them checks for NaN."""
-        array = np.asarray(scores)
-        if array.shape != (self.experts,) or array.dtype.kind not in "fiu":
-            raise self.fail(
-                f"{hook}() returned {_shape(array)} instead of numbers [{self.experts}]"
-            )
-        return np.ascontiguousarray(array, np.float64)
+        return self._numbers(hook, scores, (self.experts,))
 
     def _no_nan(self, hook: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
         if np.isnan(values).any():
@@ -199,3 +239,19 @@ class Hooks:
 
 def _shape(array: NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
+
+
+def _one_line(error: BaseException) -> str:
+    """Return type and message of an exception, without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _line_in(policy: Policy, error: BaseException) -> str:
+    """Say where in the policy's own file an exception arose, or in which file at all."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without our own call
+    module = sys.modules.get(type(policy).__module__)
+    own = [f for f in frames if f.filename == getattr(module, "__file__", None)]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f" ({Path(frame.filename).name}, line {frame.lineno})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget, apportion, uniform_capacity
-from oled_sim.engine.hooks import Hooks
+from oled_sim.engine.hooks import Hooks, own_copy
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.state import (
     ARRIVED,
@@ -110,10 +109,9 @@ class Simulation:
         self.initial_residents = 0
         self.leftover_prefetches = 0
         self.keep_log = keep_log
-        self.policy = copy.deepcopy(policy)
-        self.hooks = Hooks(
-            self.policy, name or type(policy).__name__, geometry.layers, geometry.experts
-        )
+        name = name or type(policy).__name__
+        self.policy = own_copy(policy, name)
+        self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
         self._reset()
         self._place()
 
@@ -169,7 +167,7 @@ class Simulation:
             cost=self.costs.geometry,
             capacity=self.uniform,
             budget=int(self.uniform.sum()),
-            expert_bytes=self.expert_bytes,
+            expert_bytes=_frozen(self.expert_bytes),
             costs=self.costs,
             timer=LayerTimer(
                 self.geometry.experts,
@@ -333,7 +331,7 @@ class Simulation:
                 hooks.end_iteration(end)
         if batch.course.decode[p]:
             self._passes_since += 1
-            period = self.policy.allocation_period
+            period = hooks.allocation_period
             if period > 0 and self._passes_since >= period:
                 self._allocate()
 
@@ -409,9 +407,14 @@ class Simulation:
 
 def _rows(table: NDArray[Any]) -> list[NDArray[Any]]:
     """Return a read-only live view of each row."""
-    view = table.view()
+    return list(_frozen(table))
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view: what a policy sees it must not change."""
+    view = array.view()
     view.flags.writeable = False
-    return list(view)
+    return view
 
 
 def _layer_history(window: NDArray[np.float64], capacity: NDArray[np.int64]) -> LayerHistory:
@@ -435,9 +438,9 @@ def _pass_ends(batch: Batch, p: int) -> Iterator[PassEnd]:
                 request=trace.request,
                 pass_index=p,
                 kind=int(trace.kind[p]),
-                position=trace.position[tokens],
-                state=trace.state[tokens],
-                confidence=trace.confidence[tokens],
-                accepted=trace.accepted[tokens],
-                edited=trace.edited[tokens],
+                position=_frozen(trace.position[tokens]),
+                state=_frozen(trace.state[tokens]),
+                confidence=_frozen(trace.confidence[tokens]),
+                accepted=_frozen(trace.accepted[tokens]),
+                edited=_frozen(trace.edited[tokens]),
             )
