@@ -215,9 +215,9 @@ def _full_gate(merged: _Merged, traces: Sequence[RequestTrace]) -> NDArray[np.fl
     values = np.concatenate(columns)[merged.order].astype(np.float32)
     weight = merged.length.astype(np.float32)[:, None]
     if len(traces) == 1:
-        return values
+        return _frozen(values)
     total = np.add.reduceat(values * weight, merged.first)
-    return (total / np.add.reduceat(weight, merged.first)).astype(np.float32)
+    return _frozen((total / np.add.reduceat(weight, merged.first)).astype(np.float32))
 
 
 def _embedding(traces: Sequence[RequestTrace], passes: int) -> NDArray[np.float32] | None:
@@ -230,7 +230,7 @@ def _embedding(traces: Sequence[RequestTrace], passes: int) -> NDArray[np.float3
         tokens = np.diff(trace.token_offset).astype(np.float32)[:, None]
         total[: trace.passes] += embedding.astype(np.float32) * tokens
         weight[: trace.passes] += tokens
-    return total / weight
+    return _frozen(total / weight)
 
 
 def _carried(trace: RequestTrace) -> NDArray[np.float64]:

@@ -3,14 +3,14 @@
 :func:`advance` runs until a policy must decide: at a gate (``DECIDE``), when a prefetch reaches a
 pool (``ARRIVED``), or when a pass has ended (``PASS_ENDED``). :func:`settle` carries out what was
 decided at a gate, :func:`admit` what was decided about an arrival. Whoever calls them may be
-Python (any policy) or compiled.
+Python (any policy) or compiled; Python calls both through :func:`proceed`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import inlined, kernel
 from oled_sim.engine.retention import add_candidate, add_pool, add_residents, retain
 from oled_sim.engine.state import (
     APPROACHING,
@@ -116,16 +116,34 @@ ON_GPU, BY_TRANSFER, ON_CPU = 0, 1, 2
 """The values of :class:`oled_sim.policy.Lane`."""
 
 
-@kernel
-def proceed(state, course, tables, decided, scores):
-    """Settle a decision at a gate and run to the next one: one call per event."""
-    problem = settle(state, course, decided, scores)
-    if problem != 0:
-        return problem
-    return advance(state, course, tables)
+SETTLE, RUN_ON = 1, 2
+"""What :func:`proceed` does; add them for both."""
 
 
 @kernel
+def proceed(state, course, tables, what, decided, scores):
+    """Settle a decision at a gate, run on to the next one, or both in one call.
+
+    Args:
+        state: the state.
+        course: the batch.
+        tables: costs.
+        what: ``SETTLE``, ``RUN_ON`` or their sum.
+        decided: int64 [A], see :func:`settle`. scores: float64 [E]. Not read without ``SETTLE``.
+
+    Returns:
+        A decision point of :func:`advance`, or a negative number: what is wrong with the decision.
+    """
+    if what & SETTLE:
+        problem = settle(state, course, decided, scores)
+        if problem != 0:
+            return problem
+    if what & RUN_ON:
+        return advance(state, course, tables)
+    return 0
+
+
+@inlined
 def advance(state, course, tables):
     """Run to the next decision. Return DECIDE, ARRIVED, PASS_ENDED or OUTSIDE_PROFILE."""
     lanes, queue = state.lanes, state.queue
@@ -158,7 +176,7 @@ def advance(state, course, tables):
             _next_event(time, work, course)
 
 
-@kernel
+@inlined
 def _begin_pass(time, work, course):
     p = work[PASS]
     course.pass_times[p, 0] = time[NOW]
@@ -167,7 +185,7 @@ def _begin_pass(time, work, course):
     work[PHASE] = STARTING
 
 
-@kernel
+@inlined
 def _next_event(time, work, course):
     """Go on after the start of a pass or the merge of an event."""
     p, v = work[PASS], work[EVENT]
@@ -185,7 +203,7 @@ def _next_event(time, work, course):
         work[PHASE] = HEADING
 
 
-@kernel
+@inlined
 def _arrive_at_gate(time, work, pools, course):
     """Note what is known at the gate: the time, and what became of the last transfers."""
     v = work[EVENT]
@@ -204,7 +222,7 @@ def _arrive_at_gate(time, work, pools, course):
     work[PHASE] = AT_GATE
 
 
-@kernel
+@inlined
 def _release_held(work, queue):
     """Take the first prefetch that waited for the layer to end."""
     held = queue.held
@@ -216,14 +234,14 @@ def _release_held(work, queue):
         held[i, 1] = held[i + 1, 1]
 
 
-@kernel
+@inlined
 def _start_merge(time, work, course):
     v = work[EVENT]
     start(time, work, GPU, MERGE, course.merge_us[v], course.event_layer[v], -1, 0, course.rows[v])
     work[PHASE] = MERGING
 
 
-@kernel
+@inlined
 def _end_pass(time, work, course):
     """Note what was measured, and start counting anew: what follows belongs to the next pass."""
     p = work[PASS]
@@ -241,7 +259,7 @@ def _end_pass(time, work, course):
     work[PHASE] = BEGIN_PASS
 
 
-@kernel
+@inlined
 def settle(state, course, decided, scores):
     """Carry out a decision at a gate: check it, fix who stays, plan the lanes.
 
@@ -289,7 +307,7 @@ def settle(state, course, decided, scores):
     return 0
 
 
-@kernel
+@inlined
 def _check(work, resident, ids, decided, scores):
     for i in range(len(decided)):
         work[PROBLEM] = ids[i]
@@ -308,7 +326,7 @@ def _check(work, resident, ids, decided, scores):
     return 0
 
 
-@kernel
+@inlined
 def _in_flight(work, layer):
     """Return the expert of ``layer`` whose prefetch is being copied, or -1."""
     if work[KIND + H2D] == PREFETCH and work[JOB_LAYER + H2D] == layer:
@@ -316,7 +334,7 @@ def _in_flight(work, layer):
     return -1
 
 
-@kernel
+@inlined
 def _plan_work(work, demand, layer, rows, size, ids, tokens, decided, flying):
     """Fill the lanes' plan. A late prefetch is waited for, whatever lane was chosen for it."""
     work[PLAN:PLAN_END] = 0
@@ -349,7 +367,7 @@ def _plan_work(work, demand, layer, rows, size, ids, tokens, decided, flying):
     work[SHARED_DUE] = 1
 
 
-@kernel
+@inlined
 def _count_decision(row, resident, ids, decided, flying):
     row[N_ACTIVATED] = len(ids)
     for i in range(len(ids)):
@@ -364,7 +382,7 @@ def _count_decision(row, resident, ids, decided, flying):
             row[N_DEMAND] += 1
 
 
-@kernel
+@inlined
 def _settle_prefetches(work, unused, queue, row, layer, ids, decided):
     """Note prefetches that proved useful; a queued one becomes a demand transfer, or is moot."""
     for i in range(len(ids)):
@@ -381,7 +399,7 @@ def _settle_prefetches(work, unused, queue, row, layer, ids, decided):
             row[N_PROMOTED] += int(decided[i] == BY_TRANSFER)
 
 
-@kernel
+@inlined
 def _touch(work, used, ids):
     """Stamp the activated experts as most recently used, in recency order."""
     stamp = work[USES] * len(used)
@@ -390,7 +408,7 @@ def _touch(work, used, ids):
     work[USES] += 1
 
 
-@kernel
+@inlined
 def _choose_residents(state, layer, decided, flying):
     """Fix R' = the best of R and what is transferred; say which slots become free, and when."""
     pools, work, demand = state.pools, state.lanes.work, state.lanes.demand
@@ -420,7 +438,7 @@ def _choose_residents(state, layer, decided, flying):
     _welcome(work, pools, demand, layer, flying)
 
 
-@kernel
+@inlined
 def _welcome(work, pools, demand, layer, flying):
     """Make the transferred experts that stay residents, and remember the transfers."""
     lost, fresh = pools.lost, pools.fresh[layer]
@@ -441,7 +459,7 @@ def _welcome(work, pools, demand, layer, flying):
         lost[flying] = False
 
 
-@kernel
+@inlined
 def _add(work, pools, layer, expert):
     """Make an expert resident."""
     pools.resident[layer, expert] = True
@@ -449,7 +467,7 @@ def _add(work, pools, layer, expert):
     work[POOL_BYTES] += pools.expert_bytes[layer]
 
 
-@kernel
+@inlined
 def _drop(work, pools, layer, expert):
     """Make a resident expert leave; a prefetched one that was never used was wasted."""
     pools.resident[layer, expert] = False
@@ -460,7 +478,7 @@ def _drop(work, pools, layer, expert):
         work[WASTED] += 1
 
 
-@kernel
+@inlined
 def _limit_bytes(work, pools, layer):
     """Return the bytes that the pool of ``layer`` may hold."""
     if work[GLOBAL] == 1:
@@ -468,7 +486,7 @@ def _limit_bytes(work, pools, layer):
     return pools.capacity[layer] * pools.expert_bytes[layer]
 
 
-@kernel
+@inlined
 def _pool_bytes(work, pools, layer):
     """Return the bytes that the pool of ``layer`` holds."""
     if work[GLOBAL] == 1:
@@ -476,7 +494,7 @@ def _pool_bytes(work, pools, layer):
     return pools.occupied[layer] * pools.expert_bytes[layer]
 
 
-@kernel
+@inlined
 def _note_window(window, row, experts):
     """Add the event to the statistics that the next allocation sees."""
     window[0] += 1.0
@@ -541,7 +559,7 @@ def ask_prefetches(state, wanted, replace):
             enqueue(work, queue, layer, expert, wanted[i, 2])
 
 
-@kernel
+@inlined
 def _on_its_way(state, layer, expert):
     """Whether a prefetch would be in vain: resident, in flight, or arrived and held."""
     work, held = state.lanes.work, state.queue.held

@@ -7,13 +7,15 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.tables import (
+    DENSE_LAYER,
+    EMBEDDING,
+    GATE,
+    LM_HEAD,
+    MERGE,
+    SHARED_EXPERT,
+    CostTables,
     dense_batch_us,
-    dense_layer_us,
-    embedding_us,
-    gate_us,
-    lm_head_us,
-    merge_us,
-    shared_expert_us,
+    lookup,
 )
 from oled_sim.engine.jit import kernel
 from oled_sim.engine.state import Course
@@ -40,7 +42,14 @@ def fill_fixed_costs(
     Raises:
         ProfileError: a count lies outside the profiled range.
     """
-    _fill(course, costs.tables, passes, events, costs.geometry.dense_layers)
+    tables, dense_layers = costs.tables, costs.geometry.dense_layers
+    attention, (embedding, mlp, head) = _times(tables, passes, (EMBEDDING, DENSE_LAYER, LM_HEAD))
+    course.start_us[:] = embedding + dense_layers * (attention + mlp)
+    course.head_us[:] = head
+    attention, (gate, shared, merge) = _times(tables, events, (GATE, SHARED_EXPERT, MERGE))
+    course.dense_us[:] = attention + gate
+    course.shared_us[:] = shared
+    course.merge_us[:] = merge
     for p in np.flatnonzero(np.isnan(course.start_us + course.head_us)):
         _explain(costs, *passes[p])
     for v in np.flatnonzero(np.isnan(course.dense_us + course.shared_us + course.merge_us)):
@@ -65,17 +74,28 @@ def _explain(costs: LaneCosts, tokens: float, requests: float, context: float) -
     )
 
 
+def _times(
+    tables: CostTables, load: NDArray[np.float64], curves: tuple[int, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return attention times, float64 [n], and those of some curves by tokens, [curves, n]."""
+    return attention_us(tables, load), curve_us(tables, np.array(curves), load[:, 0].copy())
+
+
 @kernel
-def _fill(course, tables, passes, events, dense_layers):  # noqa: ANN001, ANN202
-    for p in range(len(passes)):
-        tokens, requests, context = passes[p, 0], passes[p, 1], passes[p, 2]
-        attention = dense_batch_us(tables, tokens, requests, context / requests)
-        layer = attention + dense_layer_us(tables, tokens)
-        course.start_us[p] = embedding_us(tables, tokens) + dense_layers * layer
-        course.head_us[p] = lm_head_us(tables, tokens)
-    for v in range(len(events)):
-        tokens, requests, context = events[v, 0], events[v, 1], events[v, 2]
-        attention = dense_batch_us(tables, tokens, requests, context / requests)
-        course.dense_us[v] = attention + gate_us(tables, tokens)
-        course.shared_us[v] = shared_expert_us(tables, tokens)
-        course.merge_us[v] = merge_us(tables, tokens)
+def attention_us(tables, load):  # noqa: ANN001, ANN201
+    """Return norms, attention and projections by tokens, requests, summed context: float64 [n]."""
+    times = np.empty(len(load))
+    for i in range(len(load)):
+        tokens, requests, context = load[i, 0], load[i, 1], load[i, 2]
+        times[i] = dense_batch_us(tables, tokens, requests, context / requests)
+    return times
+
+
+@kernel
+def curve_us(tables, curves, counts):  # noqa: ANN001, ANN201
+    """Return the times of tables of one count: float64 [curves, n]."""
+    times = np.empty((len(curves), len(counts)))
+    for c in range(len(curves)):
+        for i in range(len(counts)):
+            times[c, i] = lookup(tables, curves[c], counts[i], 0.0)
+    return times

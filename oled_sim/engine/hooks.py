@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.state import IS_RESIDENT, NAN_SCORE, NOT_A_LANE, NOT_RESIDENT
-from oled_sim.errors import OledSimError, PolicyError
+from oled_sim.errors import OledSimError, PolicyError, one_line
 from oled_sim.policy import Event, LayerHistory, PassEnd, Policy, Setting
 
 BUDGET_TOLERANCE = 1e-6
@@ -29,7 +29,7 @@ def own_copy(policy: Policy, name: str) -> Policy:
         return copy.deepcopy(policy)
     except Exception as error:
         raise PolicyError(
-            f"policy {name!r} cannot be copied, which every run does: {_one_line(error)}"
+            f"policy {name!r} cannot be copied, which every run does: {one_line(error)}"
         ) from error
 
 
@@ -82,7 +82,7 @@ class Hooks:
             raise self._raised(f"{hook}()", error) from error
 
     def _raised(self, what: str, error: Exception) -> PolicyError:
-        return self.fail(f"{what} raised {_one_line(error)}{_line_in(self.policy, error)}")
+        return self.fail(f"{what} raised {one_line(error)}{_line_in(self.policy, error)}")
 
     @property
     def allocation_period(self) -> int:
@@ -239,11 +239,6 @@ class Hooks:
 
 def _shape(array: NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
-
-
-def _one_line(error: BaseException) -> str:
-    """Return type and message of an exception, without line breaks."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def _line_in(policy: Policy, error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from numba import config, njit
 from numba.core.caching import FunctionCache
 
-__all__ = ["is_compiled", "kernel"]
+__all__ = ["inlined", "is_compiled", "kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +49,16 @@ def kernel(function: F) -> F:
     with contextlib.suppress(RuntimeError):
         dispatcher._cache = _SourceKeyedCache(function)
     return dispatcher
+
+
+def inlined(function: F) -> F:
+    """Mark a helper of kernels that becomes part of each caller instead of a kernel of its own.
+
+    For what few call sites use: compiling it by itself would cost time and gain nothing.
+    """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return function
+    return njit(nogil=True, inline="always")(function)  # type: ignore[return-value]
 
 
 def is_compiled(function: Any) -> bool:

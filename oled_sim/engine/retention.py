@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import inlined, kernel
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
@@ -67,7 +67,7 @@ def retain(pools, n, limit_bytes):
     return kept
 
 
-@kernel
+@inlined
 def _worse(pools, a, b):
     """Whether candidate a is dropped before candidate b."""
     if pools.keys[a] != pools.keys[b]:
@@ -77,7 +77,7 @@ def _worse(pools, a, b):
     return pools.candidates[a] > pools.candidates[b]
 
 
-@kernel
+@inlined
 def _swap(pools, a, b):
     candidates, keys, ages, sizes = pools.candidates, pools.keys, pools.ages, pools.sizes
     candidates[a], candidates[b] = candidates[b], candidates[a]
@@ -86,7 +86,7 @@ def _swap(pools, a, b):
     sizes[a], sizes[b] = sizes[b], sizes[a]
 
 
-@kernel
+@inlined
 def _sift_down(pools, i, n):
     """Restore the heap whose root is the worst candidate."""
     while True:

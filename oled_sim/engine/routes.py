@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import inlined, kernel
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
@@ -40,7 +40,7 @@ def activated_sets(rows, routes, gates, n_experts):
     return offset, experts[:n].copy(), tokens[:n].copy(), mass[:n].copy()
 
 
-@kernel
+@inlined
 def _unite(first, end, routes, gates, gated, n, slot, experts, tokens, mass):
     """Append the experts of one event; return the new number of entries.
 

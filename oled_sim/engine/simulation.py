@@ -232,10 +232,9 @@ class Simulation:
         return GroupRecord(group, batch, course, np.concatenate(log) if self.keep_log else None)
 
     def _run_pass(self, batch: Batch, course: Course, log: list[NDArray[np.float64]]) -> None:
-        state, tables, hooks = self.state, self.costs.tables, self.hooks
-        p = int(self.work[PASS])
+        hooks, p = self.hooks, int(self.work[PASS])
         hooks.pass_index = p
-        stop = events.advance(state, course, tables)
+        stop = self._run_on(course)
         while stop != PASS_ENDED:
             if stop == DECIDE:
                 stop = self._decide(batch, course)
@@ -269,20 +268,26 @@ class Simulation:
                 state.pools.score[:] = table
                 scores = np.ascontiguousarray(table[layer])
         if not hooks.overrides["prefetch"]:
-            return events.proceed(state, course, tables, decided, scores)
+            both = events.SETTLE + events.RUN_ON
+            return events.proceed(state, course, tables, both, decided, scores)
         wanted = hooks.prefetch(event)
-        problem = events.settle(state, course, decided, scores)
+        problem = events.proceed(state, course, tables, events.SETTLE, decided, scores)
         if problem != 0:
             return problem
         self._ask(wanted)
-        return events.advance(state, course, tables)
+        return self._run_on(course)
 
     def _admit(self, course: Course) -> int:
         layer = int(self.state.queue.arrived[0])
         problem = events.admit(self.state, self.hooks.score(layer, None))
         if problem != 0:
             return problem
-        return events.advance(self.state, course, self.costs.tables)
+        return self._run_on(course)
+
+    def _run_on(self, course: Course) -> int:
+        """Run to the next decision point."""
+        tables = self.costs.tables
+        return events.proceed(self.state, course, tables, events.RUN_ON, _NO_LANES, _NO_SCORES)
 
     def _ask(self, wanted: NDArray[np.float64]) -> None:
         if len(wanted):
@@ -403,6 +408,9 @@ class Simulation:
             f"profile {costs.profile.name!r} has no time for {work[READY_EXPERTS]} arrived experts"
             f" at {self.hooks.where}: extrapolate, or use a profile that covers it"
         )
+
+
+_NO_LANES, _NO_SCORES = np.empty(0, np.int64), np.empty(0)
 
 
 def _rows(table: NDArray[Any]) -> list[NDArray[Any]]:

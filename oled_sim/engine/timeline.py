@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled_sim.costs.tables import cpu_experts_us, cpu_link_us, gpu_experts_us
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import inlined, kernel
 from oled_sim.engine.state import (
     ARRIVALS,
     ARRIVED,
@@ -114,7 +114,7 @@ def start(time, work, lane, kind, duration_us, layer, expert, experts, tokens):
         work[FAULT] = kind
 
 
-@kernel
+@inlined
 def _cause(time, lane):
     """Return the lane whose last job the new one waited for; -1 if it waited for the gate."""
     now = time[NOW]
@@ -153,7 +153,7 @@ def step(time, work, interference, log):
     return ended
 
 
-@kernel
+@inlined
 def _end(time, work, lane, log):
     now = time[NOW]
     time[PATH + 4 * lane] += now - max(time[BEGAN + lane], time[GATE])
@@ -238,13 +238,13 @@ def finish_layer(lanes, queue, tables, whole):
                 return ARRIVED
 
 
-@kernel
+@inlined
 def _layer_done(work):
     lanes_idle = work[KIND + GPU] == IDLE and work[KIND + CPU] == IDLE
     return lanes_idle and work[INCOMING] == 0 and work[READY_EXPERTS] == 0
 
 
-@kernel
+@inlined
 def _credit(time):
     """Credit the lanes with the chain of jobs that ended last."""
     now = time[NOW]
@@ -258,28 +258,29 @@ def _credit(time):
         time[CRITICAL + i] += time[PATH + 3 * last + i]
 
 
-@kernel
+@inlined
 def _start_gpu(time, work, tables):
-    layer = work[LAYER]
+    """Start the next job of the GPU lane: residents, then the shared expert, then arrivals."""
+    experts, tokens = 0, work[TOKENS]
     if work[HITS_DUE]:
+        kind, experts, tokens = HITS, work[HIT_EXPERTS], work[HIT_TOKENS]
         work[HITS_DUE] = 0
-        experts, tokens = work[HIT_EXPERTS], work[HIT_TOKENS]
-        duration = gpu_experts_us(tables, experts, tokens)
-        start(time, work, GPU, HITS, duration, layer, -1, experts, tokens)
     elif work[SHARED_DUE]:
+        kind = SHARED
         work[SHARED_DUE] = 0
-        start(time, work, GPU, SHARED, time[SHARED_US], layer, -1, 0, work[TOKENS])
     elif work[READY_EXPERTS]:
-        experts, tokens = work[READY_EXPERTS], work[READY_TOKENS]
+        kind, experts, tokens = ARRIVALS, work[READY_EXPERTS], work[READY_TOKENS]
         work[RUNNING_STAGED] = work[READY_STAGED]
         work[READY_EXPERTS] = 0
         work[READY_TOKENS] = 0
         work[READY_STAGED] = 0
-        duration = gpu_experts_us(tables, experts, tokens)
-        start(time, work, GPU, ARRIVALS, duration, layer, -1, experts, tokens)
+    else:
+        return
+    duration = time[SHARED_US] if kind == SHARED else gpu_experts_us(tables, experts, tokens)
+    start(time, work, GPU, kind, duration, work[LAYER], -1, experts, tokens)
 
 
-@kernel
+@inlined
 def _end_gpu(work, kind):
     if kind == HITS:
         work[FREE_BYTES] += work[FREED_BY_HITS]
@@ -292,14 +293,14 @@ def _end_gpu(work, kind):
         work[RUNNING_STAGED] = 0
 
 
-@kernel
+@inlined
 def _move_in(work):
     """Give an arrival a free slot of the pool, which ends its stay in staging."""
     work[FREE_BYTES] -= work[EXPERT_BYTES]
     work[USED] -= 1
 
 
-@kernel
+@inlined
 def _start_cpu(time, work, tables):
     work[CPU_DUE] = 0
     experts, tokens = work[CPU_EXPERTS], work[CPU_TOKENS]
@@ -307,7 +308,7 @@ def _start_cpu(time, work, tables):
     start(time, work, CPU, EXPERTS, duration, work[LAYER], -1, experts, tokens)
 
 
-@kernel
+@inlined
 def _start_demand(time, work, demand, copy_us):
     """Start the next demand transfer if a staging slot is free."""
     if work[USED] >= work[SLOTS]:
@@ -319,7 +320,7 @@ def _start_demand(time, work, demand, copy_us):
     start(time, work, H2D, DEMAND, copy_us, work[LAYER], expert, 1, tokens)
 
 
-@kernel
+@inlined
 def _start_prefetch(lanes, queue):
     """Start the first queued prefetch if one more staging slot stays free for demand."""
     work = lanes.work
@@ -334,14 +335,14 @@ def _start_prefetch(lanes, queue):
     work[PREFETCHED_BYTES] += lanes.expert_bytes[layer]
 
 
-@kernel
+@inlined
 def _take_staging(work, size):
     work[USED] += 1
     work[PEAK] = max(work[PEAK], work[USED])
     work[COPIED_BYTES] += size
 
 
-@kernel
+@inlined
 def _land(work, demand, kind):
     """Take in an arrived demand or late transfer."""
     if kind == LATE:
@@ -360,14 +361,14 @@ def _land(work, demand, kind):
         work[WAITING] += 1
 
 
-@kernel
+@inlined
 def _take_arrival(work, arrived):
     """Remember which prefetch arrived; it keeps its staging slot until it is admitted."""
     arrived[0] = work[JOB_LAYER + H2D]
     arrived[1] = work[JOB_EXPERT + H2D]
 
 
-@kernel
+@inlined
 def _hold_arrival(work, held):
     held[work[HELD], 0] = work[JOB_LAYER + H2D]
     held[work[HELD], 1] = work[JOB_EXPERT + H2D]
@@ -402,7 +403,7 @@ def dequeue(work, queue, row):
     work[QUEUED] = last
 
 
-@kernel
+@inlined
 def _first_in_queue(work, queue):
     """Return the row of the highest priority; among equals the one queued first."""
     best = 0
