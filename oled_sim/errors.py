@@ -7,6 +7,11 @@ that sentence and exits with :attr:`OledSimError.exit_code`; anything else that 
 from __future__ import annotations
 
 
+def one_line(error: BaseException) -> str:
+    """Return type and message of any exception, without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
 class OledSimError(Exception):
     """Base of all errors caused by input or environment, not by a bug of ours."""
 

@@ -10,12 +10,13 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import zlib
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import UsageError, one_line
 
 POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
@@ -57,19 +58,20 @@ def _noun(group: str) -> str:
 def _load_entry(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except ImportError as error:
+    except Exception as error:
         raise UsageError(
-            f"plug-in {entry.name!r} ({entry.value}) does not import: {error}"
-        ) from None
+            f"plug-in {entry.name!r} ({entry.value}) does not import: {one_line(error)}"
+        ) from error
 
 
 def _attribute(module: str, attribute: str) -> Any:
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise UsageError(f"module {module!r} does not import: {error}") from None
-    except AttributeError:
-        raise UsageError(f"module {module!r} has no attribute {attribute!r}") from None
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise UsageError(f"module {module!r} does not import: {one_line(error)}") from error
+    if not hasattr(found, attribute):
+        raise UsageError(f"module {module!r} has no attribute {attribute!r}")
+    return getattr(found, attribute)
 
 
 def _load_file(name: str) -> Any:
@@ -83,7 +85,8 @@ def _load_file(name: str) -> Any:
 def _import_path(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"no file {path}: give the path of a Python file")
-    name = f"oled_sim_plugin_{path.stem}"
+    # Files of one name in two folders are two modules.
+    name = f"oled_sim_plugin_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
@@ -92,7 +95,7 @@ def _import_path(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UsageError(f"{path} does not import: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{path} does not import: {one_line(error)}") from error
     return module
 
 
