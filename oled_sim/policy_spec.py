@@ -7,6 +7,8 @@
 ``oled:priority,psi=square``   a variant, then parameters
 ``mine.policies:Best:decay=2`` a class of an importable module
 ``./mine.py:decay=2``          the one class of a file; ``./mine.py:Best`` if there are several
+``grid.toml``                  every policy of a file (:mod:`oled_sim.policy_file`)
+``grid.toml:slow``             the one with that label
 =============================  ==================================================================
 """
 
@@ -14,17 +16,37 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from oled_sim import plugins
-from oled_sim.errors import UsageError
+from oled_sim.errors import OledSimError, UsageError, one_line
 from oled_sim.policy import Policy, parameters
 
-__all__ = ["load_policy", "parse_policy"]
+__all__ = ["build_policy", "kind_of", "load_policy", "parse_policies", "parse_policy", "split_spec"]
+
+
+def parse_policies(specs: Iterable[str]) -> dict[str, Policy]:
+    """Return the policies that specifications describe, by label, in the order given.
+
+    The label of a policy is its specification, or what a TOML file calls it.
+
+    Raises:
+        UsageError: as :func:`parse_policy`; a TOML file is wrong; two policies share a label.
+    """
+    from oled_sim.policy_file import named_in, policies_of_file
+
+    found: dict[str, Policy] = {}
+    for spec in dict.fromkeys(specs):
+        new = policies_of_file(spec) if named_in(spec) else {spec: parse_policy(spec)}
+        for label in new.keys() & found.keys():
+            raise UsageError(f"two policies are called {label!r}: give one a label of its own")
+        found |= new
+    return found
 
 
 def parse_policy(spec: str) -> Policy:
@@ -34,17 +56,27 @@ def parse_policy(spec: str) -> Policy:
         UsageError: unknown policy, variant or parameter (with the nearest known one), or a value
             that the parameter cannot take.
     """
-    name, options = _split(spec)
+    return build_policy(spec, {})
+
+
+def build_policy(spec: str, values: Mapping[str, Any]) -> Policy:
+    """Return the policy that ``spec`` describes, with further parameters of their own types.
+
+    Raises:
+        UsageError: as :func:`parse_policy`.
+    """
+    name, options = split_spec(spec)
     policy = load_policy(name)
-    values: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for option in options:
         key, is_value, text = option.partition("=")
         if is_value:
-            values[key.strip()] = _value(name, policy, key.strip(), text.strip())
+            chosen[key.strip()] = _value(name, policy, key.strip(), text.strip(), strict=False)
         else:
-            values.update(_variant(name, policy, option.strip()))
-    known = parameters(policy)
-    return policy(**{known[key].name: value for key, value in values.items()})
+            chosen.update(_variant(name, policy, option.strip()))
+    for key, value in values.items():
+        chosen[key] = _value(name, policy, key, value, strict=True)
+    return _create(name, policy, chosen)
 
 
 def load_policy(name: str) -> type[Policy]:
@@ -54,15 +86,21 @@ def load_policy(name: str) -> type[Policy]:
         UsageError: no such policy, or something else.
     """
     found = plugins.load(plugins.POLICIES, name)
-    if not (isinstance(found, type) and issubclass(found, Policy) and is_dataclass(found)):
+    if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UsageError(
             f"{name!r} is not a policy: it must be a dataclass derived from oled_sim.policy.Policy"
         )
+    if any(isinstance(value, Field) for value in vars(found).values()):
+        raise UsageError(f"{name!r} has parameters but is no dataclass: write @dataclass above it")
     return found
 
 
-def _split(spec: str) -> tuple[str, list[str]]:
-    """Split a specification into the name of a policy and its options."""
+def split_spec(spec: str) -> tuple[str, list[str]]:
+    """Split a specification into the name of a policy and its options.
+
+    Raises:
+        UsageError: too many colons, or an empty option.
+    """
     parts = spec.split(":")
     # After a file or a module comes a class, unless it is a parameter.
     has_class = len(parts) > 1 and "=" not in parts[1] and not _is_name(parts[0])
@@ -73,6 +111,20 @@ def _split(spec: str) -> tuple[str, list[str]]:
     if any(not option.strip() for option in options):
         raise UsageError(f"policy {spec!r} has an empty option: write name:variant,parameter=value")
     return ":".join(parts[:taken]), options
+
+
+def kind_of(policy: type[Policy], field: Field[Any]) -> Any:
+    """Return the type of a parameter.
+
+    Raises:
+        UsageError: its annotation cannot be resolved.
+    """
+    try:
+        return get_type_hints(policy)[field.name]
+    except Exception as error:
+        raise UsageError(
+            f"policy {policy.__name__!r} has an annotation that means nothing: {one_line(error)}"
+        ) from error
 
 
 def _is_name(word: str) -> bool:
@@ -87,6 +139,19 @@ def _registered() -> frozenset[str]:
     return frozenset(plugins.names(plugins.POLICIES))
 
 
+def _create(name: str, policy: type[Policy], values: Mapping[str, Any]) -> Policy:
+    known = parameters(policy)
+    for key, field in known.items():
+        if key not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise UsageError(f"policy {name!r} needs a value for {key!r}: write {name}:{key}=value")
+    try:
+        return policy(**{known[key].name: value for key, value in values.items()})
+    except OledSimError:
+        raise
+    except Exception as error:
+        raise UsageError(f"policy {name!r} refuses its parameters: {one_line(error)}") from error
+
+
 def _variant(name: str, policy: type[Policy], variant: str) -> dict[str, Any]:
     if variant in policy.variants:
         return dict(policy.variants[variant])
@@ -95,26 +160,27 @@ def _variant(name: str, policy: type[Policy], variant: str) -> dict[str, Any]:
     raise UsageError(f"policy {name!r} has no variant {variant!r}: {variants}; {known}")
 
 
-def _value(name: str, policy: type[Policy], key: str, text: str) -> Any:
+def _value(name: str, policy: type[Policy], key: str, given: Any, *, strict: bool) -> Any:
+    """Return a parameter's value; unless ``strict``, what is given is text that stands for it."""
     known = parameters(policy)
     if key not in known:
         raise UsageError(
             f"policy {name!r} has no parameter {key!r}: {_known(key, known, 'parameters')}"
         )
-    kind = get_type_hints(policy)[known[key].name]
+    kind = kind_of(policy, known[key])
     try:
-        return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError:
-        help = known[key].metadata["help"]
+        return msgspec.convert(given, kind, strict=strict)
+    except (msgspec.ValidationError, TypeError):
+        help = known[key].metadata.get("help", "no help")
         raise UsageError(
-            f"policy {name!r} cannot take {key}={text} ({help}): give {_wanted(kind)}"
+            f"policy {name!r} cannot take {key}={given} ({help}): give {_wanted(kind)}"
         ) from None
 
 
 def _wanted(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    words = {int: "a whole number", float: "a number", bool: "true or false"}
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(kind, str(kind))
 
 

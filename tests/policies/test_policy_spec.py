@@ -66,6 +66,8 @@ def test_module():
         ("json:JSONDecoder", "is not a policy"),
         ("oled_sim.policies.lfu:Nothing", "has no attribute 'Nothing'"),
         ("./nowhere.py", "no file nowhere.py"),
+        ("./:x", "module './' does not import"),
+        ("", "unknown policy ''"),
     ],
 )
 def test_mistakes_are_one_sentence(spec, words):
@@ -79,3 +81,47 @@ def test_file_with_two_classes_must_be_told_which(mine):
     with pytest.raises(UsageError, match="defines 2 classes"):
         parse_policy(f"{mine}")
     assert type(parse_policy(f"{mine}:Yours")).__name__ == "Yours"
+
+
+def test_files_of_one_name_are_two_policies(mine, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / mine.name).write_text(MINE.replace("0.5", "0.25").replace("float", "int | float"))
+    assert parse_policy(f"{mine}").describe()["decay"] == 0.5
+    assert parse_policy(f"{other / mine.name}:decay=1").describe() == {"decay": 1, "deep": False}
+    assert parse_policy(f"{mine}:decay=1").describe()["decay"] == 1.0
+
+
+BROKEN = {
+    "syntax": ("def", r"mine.py does not import: SyntaxError: .*line 1"),
+    "exception": ("raise ValueError('a\\nb')", "does not import: ValueError: a b$"),
+    "no dataclass": (
+        MINE.replace("@dataclass", ""),
+        "has parameters but is no dataclass: write @dataclass above it",
+    ),
+    "no policy": ("class Mine:\n    pass", "is not a policy"),
+    "unknown annotation": (
+        "from __future__ import annotations\n" + MINE.replace("float", "flaot"),
+        "annotation that means nothing: NameError: name 'flaot' is not defined",
+    ),
+    "required parameter": (
+        MINE.replace('param(0.5, "how fast")', "field(kw_only=True)").replace(
+            "import dataclass", "import dataclass, field"
+        ),
+        "needs a value for 'decay': write .*mine.py:decay=value",
+    ),
+    "refused": (
+        MINE + "\n    def __post_init__(self):\n        raise ValueError('too\\nfast')\n",
+        "refuses its parameters: ValueError: too fast",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_file_is_one_sentence(mine, case):
+    text, words = BROKEN[case]
+    mine.write_text(text)
+    options = ":decay=2" if case in ("unknown annotation", "refused") else ""
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_policy(f"{mine}{options}")
+    assert "\n" not in str(caught.value)
