@@ -3,7 +3,7 @@ import pytest
 
 from oled_sim.errors import UsageError
 from oled_sim.model.generate import Generation, PassRecord
-from oled_sim.model.training.answering import _figures, extract_result, read_questions
+from oled_sim.model.training.answering import decoding_figures, extract_result, read_questions
 from oled_sim.trace.schema import Kind
 
 
@@ -38,7 +38,7 @@ def test_figures_count_output_up_to_the_end_of_text():
         record(0, Kind.DENOISE, 4, [0, 0, 0, 1]),
         record(0, Kind.COMMIT, 4, [0, 0, 0, 0]),
     ]
-    figures = _figures(records, [2], [Generation(tokens=(7, 8, 0), ended=True, passes=6)])
+    figures = decoding_figures(records, [2], [Generation(tokens=(7, 8, 0), ended=True, passes=6)])
     assert figures["output_tokens"] == 3
     assert figures["denoise_passes"] == 3
     assert figures["tokens_per_denoise_pass"] == pytest.approx(2 / 3)  # positions 3 and 4

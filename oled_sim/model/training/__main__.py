@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OledSimError as error:
         print(f"Error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("Error: interrupted before or after training", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -73,7 +73,7 @@ def answer(
     records: list[PassRecord] = []
     results = generate(model, prompts, settings, records.append)
     texts = [tokenizer.decode(list(result.tokens)) for result in results]
-    figures = _figures(records, [len(prompt) for prompt in prompts], results)
+    figures = decoding_figures(records, [len(prompt) for prompt in prompts], results)
     right = [q.result == extract_result(text) for q, text in zip(questions, texts, strict=True)]
     return figures | {"right_results": float(np.mean(right))}, texts
 
@@ -84,9 +84,10 @@ def extract_result(text: str) -> str | None:
     return found[-1].replace(",", "") if found else None
 
 
-def _figures(
+def decoding_figures(
     records: Sequence[PassRecord], prompt_lengths: Sequence[int], results: Sequence[Generation]
 ) -> dict[str, Any]:
+    """Return the figures of :func:`answer` from the passes of all requests."""
     ends = np.add(prompt_lengths, [len(result.tokens) for result in results])
     accepted = dict.fromkeys(Kind, 0)
     passes = dict.fromkeys(Kind, 0)

@@ -67,6 +67,9 @@ class Trainer:
         self.sampler = sampler
         self.trainable = Trainable(runner.model, recipe.optimizer)
         self.log = TrainingLog()
+        self._losses: list[torch.Tensor] = []
+        self._norm = self._imbalance = torch.zeros(())
+        self._factor = 0.0
         self._order = np.random.default_rng(recipe.seed)
         self._noise = torch.Generator(runner.model.device).manual_seed(recipe.seed)
         lengths, shares = zip(*recipe.noise.block_lengths, strict=True)
@@ -104,7 +107,6 @@ class Trainer:
         self.runner.loads.zero_()
         self.log.tokens = 0
         self.log.warmup_seconds = time.monotonic() - start
-        self._losses: list[torch.Tensor] = []
 
     def _step(self, progress: float) -> None:
         factor = rate_factor(progress, self.recipe.optimizer)
