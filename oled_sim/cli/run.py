@@ -194,7 +194,7 @@ def _contenders(
 
 def _check_files(out: Path | None, events: Path | None, force: bool) -> Files:
     """Find out before the simulation whether its results can be written."""
-    from oled_sim.engine.results import refuse_existing
+    from oled_sim.engine.output import refuse_existing
 
     for path in (out, events):
         if path is not None:

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from oled_sim.engine.batch import Batch
+from oled_sim.engine.output import NewFile
 from oled_sim.engine.runner import Contender, Result
 from oled_sim.engine.simulation import GroupRecord
-from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES
-from oled_sim.errors import UsageError
+from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES, PASS_COUNTS, PASS_TIMES, Course
 from oled_sim.trace.schema import Kind
 
 METADATA_KEY = "oled_sim.run"
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite a file unasked, and to write where nothing can be written.
-
-    Raises:
-        UsageError: the file exists and ``force`` is false, or its folder does not.
-    """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder: give the name of a file")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists: give another name, or --force to overwrite it")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no folder: create it first")
-
-
-class ParquetFile:
-    """A Parquet file that appears under its name only once it is whole.
-
-    Rows are written as they come. Use as a context manager: leaving it without an error puts the
-    file in place, with an error nothing is left.
-    """
+class ParquetFile(NewFile):
+    """A Parquet file that appears under its name only once it is whole; rows come as they may."""
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        super().__init__(path)
         self._metadata = {METADATA_KEY: json.dumps(metadata, sort_keys=True)}
         self._writer: pq.ParquetWriter | None = None
 
@@ -57,31 +37,16 @@ class ParquetFile:
             if self._writer is None:
                 schema = table.schema.with_metadata(self._metadata)
                 self._writer = pq.ParquetWriter(
-                    self._temporary, schema, compression="zstd", write_page_checksum=True
+                    self.temporary, schema, compression="zstd", write_page_checksum=True
                 )
             self._writer.write_table(table)
         except OSError as error:
-            raise self._refused(error) from error
+            raise self.refused(error) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if self._writer is not None:
-                self._writer.close()
-                if kind is None:
-                    with self._temporary.open("rb") as file:
-                        os.fsync(file.fileno())
-                    self._temporary.replace(self._path)
-        except OSError as error:
-            raise self._refused(error) from error
-        finally:
-            with suppress(OSError):
-                self._temporary.unlink(missing_ok=True)
-
-    def _refused(self, error: OSError) -> UsageError:
-        return UsageError(f"cannot write {self._path}: {error.strerror or error}")
+    def finish(self) -> None:
+        """Write the footer."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def write_results(path: Path, results: Sequence[Result], metadata: dict[str, Any]) -> None:
@@ -122,7 +87,7 @@ def _parameters(results: Sequence[Result]) -> dict[str, Any]:
 
 
 class EventFile(ParquetFile):
-    """One row per event of every run: what happened at each gate, and when.
+    """One row per event of every run: what happened at each gate, and when; see docs/events.md.
 
     Args:
         path: the file.
@@ -137,20 +102,41 @@ class EventFile(ParquetFile):
     def add(self, contender: Contender, record: GroupRecord) -> None:
         """Append the events of a group. Events of a batch carry its first request's number."""
         course, batch = record.course, record.batch
-        events = len(course.event_layer)
+        events, of_pass = len(course.event_layer), course.event_pass
         columns: dict[str, Any] = {
             "policy": pa.array([contender.spec] * events).dictionary_encode(),
             "cache": pa.array([contender.budget.cache] * events, pa.int64()),
             "cache_bytes": pa.array([contender.budget.size_bytes] * events, pa.int64()),
             "split": pa.array([record.group.split] * events).dictionary_encode(),
             "request": np.full(events, batch.traces[0].request, np.int32),
-            "pass": course.event_pass.astype(np.int32),
-            "kind": _kinds(batch.kind[course.event_pass]),
+            "requests": _requests_present(batch),
+            "pass": of_pass.astype(np.int32),
+            "kind": _kinds(batch.kind[of_pass]),
+            "block": batch.block[of_pass],
             "layer": self._layers[course.event_layer],
         }
-        columns |= dict(zip(EVENT_COUNTS, course.counts.T, strict=True))
-        columns |= dict(zip(EVENT_TIMES, course.times.T, strict=True))
+        columns |= zip(EVENT_COUNTS, course.counts.T, strict=True)
+        columns |= zip(EVENT_TIMES, course.times.T, strict=True)
+        columns |= _pass_columns(course)
         self.write(pa.table(columns))
+
+
+def _pass_columns(course: Course) -> dict[str, NDArray[Any]]:
+    """Return what was measured of each event's pass, the same for all its events."""
+    measured = (*course.pass_counts.T, *course.pass_times.T)
+    names = (*PASS_COUNTS, *PASS_TIMES)
+    return {
+        f"pass_{name}": values[course.event_pass]
+        for name, values in zip(names, measured, strict=True)
+    }
+
+
+def _requests_present(batch: Batch) -> NDArray[np.int32]:
+    """Return how many requests have tokens in each event, int32 [V]. Rows are sorted by request."""
+    new = np.ones(len(batch.owner), np.int32)
+    new[1:] = np.diff(batch.owner) != 0
+    new[batch.rows[:-1]] = 1
+    return np.add.reduceat(new, batch.rows[:-1]) if len(new) else new
 
 
 def _kinds(kind: NDArray[np.uint8]) -> pa.Array:

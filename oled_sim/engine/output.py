@@ -1,0 +1,68 @@
+"""Files that results are written to: never over another file unasked, never half."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from oled_sim.errors import UsageError
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite a file unasked, and to write where nothing can be written.
+
+    Raises:
+        UsageError: the file exists and ``force`` is false, or its folder does not.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: give the name of a file")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists: give another name, or --force to overwrite it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder: create it first")
+
+
+class NewFile:
+    """A file that appears under its name only once it is whole.
+
+    Use as a context manager around writing to ``temporary``: leaving it without an error puts the
+    file in place, if anything was written; with an error nothing is left.
+
+    Attributes:
+        path: where it will be.
+        temporary: where it is written, in the same folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+
+    def finish(self) -> None:
+        """Do what is left to do before the file is put in place; for subclasses."""
+
+    def refused(self, error: OSError) -> UsageError:
+        """Return the sentence for what the file system refused."""
+        return UsageError(f"cannot write {self.path}: {error.strerror or error}")
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):  # of a process of the same number that was killed
+            self.temporary.unlink()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.finish()
+            if kind is None and self.temporary.exists():
+                self._put_in_place()
+        except OSError as error:
+            raise self.refused(error) from error
+        finally:
+            with suppress(OSError):
+                self.temporary.unlink(missing_ok=True)
+
+    def _put_in_place(self) -> None:
+        with self.temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        self.temporary.replace(self.path)
