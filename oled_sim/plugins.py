@@ -28,6 +28,14 @@ def names(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
+def package_of(group: str, name: str) -> str | None:
+    """Return name and version of the package that registered a plug-in; None if none did."""
+    for entry in entry_points(group=group, name=name):
+        if entry.dist is not None:
+            return f"{entry.dist.name} {entry.dist.version}"
+    return None
+
+
 def load(group: str, name: str) -> Any:
     """Load a plug-in.
 

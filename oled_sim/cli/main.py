@@ -19,6 +19,7 @@ COMMANDS = {
     "analyze": ("oled_sim.cli.analyze", "Report and plot the locality of traces."),
     "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
+    "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
     "trace": ("oled_sim.cli.trace", "Look into a trace, or check it."),
 }
