@@ -53,7 +53,8 @@ class Files(NamedTuple):
     "policies",
     multiple=True,
     metavar="SPEC",
-    help="name, name:variant, name:key=value,…, module:Class or ./file.py; repeatable.",
+    help="name, name:variant, name:key=value,…, module:Class, ./file.py, or a .toml file with"
+    " policies; repeatable. `oled-sim policies` lists names and keys.",
 )
 @click.option(
     "--cache",
@@ -180,7 +181,7 @@ def _contenders(
     from oled_sim.engine.budget import Budget, parse_bytes
     from oled_sim.engine.runner import Contender
     from oled_sim.errors import UsageError
-    from oled_sim.policy_spec import parse_policy
+    from oled_sim.policy_spec import parse_policies
 
     if not policies:
         raise UsageError("no policy to run: give at least one, such as --policy oled")
@@ -188,8 +189,8 @@ def _contenders(
     budgets += [Budget(size_bytes=parse_bytes(s)) for s in dict.fromkeys(sizes)]
     if not budgets:
         raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
-    parsed = {spec: parse_policy(spec) for spec in policies}
-    return [Contender(spec, policy, b) for b in budgets for spec, policy in parsed.items()]
+    parsed = parse_policies(policies)
+    return [Contender(label, policy, b) for b in budgets for label, policy in parsed.items()]
 
 
 def _check_files(out: Path | None, events: Path | None, force: bool) -> Files:
