@@ -69,6 +69,7 @@ from oled_sim.engine.state import (
     N_DEMAND,
     N_DEMAND_BYTES,
     N_FOLLOWED,
+    N_FREE_BYTES,
     N_HITS,
     N_KEPT,
     N_LATE,
@@ -158,6 +159,7 @@ def advance(state, course, tables):
                 return stop
             course.times[work[EVENT], T_LANES] = time[NOW]
             course.counts[work[EVENT], N_STAGING_PEAK] = work[PEAK]
+            course.counts[work[EVENT], N_FREE_BYTES] = work[FREE_BYTES]
             work[PHASE] = LEAVING
         elif phase == LEAVING:
             if work[HELD] > 0:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import (
+    BUDGET_BYTES,
     EVENT_COUNTS,
     IDLE,
     KIND,
@@ -50,6 +51,11 @@ def check_cheap(record: GroupRecord, state: State, rules: Rules) -> None:
     _require(bool((n["staging_peak"] <= rules.staging).all()), "staging slots in use ≤ staging")
     _require(bool((n["kept"] <= n["demand"] + n["late"]).all()), "only arrivals are kept")
     _require(bool((n["reused"] <= n["followed"]).all()), "reused ≤ followed transfers")
+    size = state.pools.expert_bytes[record.course.event_layer]
+    free = (n["capacity"] - n["residents_after"]) * size
+    if rules.scope == "global":
+        free = int(state.lanes.work[BUDGET_BYTES]) - n["pool_bytes"]
+    _require(bool((n["free_bytes"] == free).all()), "slots freed and taken match the residents")
     check_clock(record)
 
 

@@ -116,7 +116,7 @@ BEGIN_PASS, STARTING, APPROACHING, AT_GATE, IN_LAYER, LEAVING, MERGING, HEADING 
 DECIDE, ARRIVED, PASS_ENDED, OUTSIDE_PROFILE = 0, 1, 2, 3
 NOT_A_LANE, NOT_RESIDENT, IS_RESIDENT, NAN_SCORE = -1, -2, -3, -4
 
-# Columns of `Batch.counts` (int64 [V, COUNTS]), one row per event.
+# Columns of `Course.counts` (int64), one row per event.
 EVENT_COUNTS = (
     "activated",  # |A|
     "tokens",  # T
@@ -137,18 +137,19 @@ EVENT_COUNTS = (
     "cpu_bytes",
     "staging_peak",
     "pool_bytes",  # resident bytes of all layers after the event
+    "free_bytes",  # free slots of the pool once the lanes have ended
 )
 (
     N_ACTIVATED, N_TOKENS, N_HITS, N_LATE, N_DEMAND, N_CPU_MISSES, N_CPU_HITS, N_KEPT,
     N_BEFORE, N_AFTER, N_CAPACITY, N_FOLLOWED, N_REUSED, N_USEFUL, N_PROMOTED, N_DEMAND_BYTES,
-    N_CPU_BYTES, N_STAGING_PEAK, N_POOL_BYTES,
+    N_CPU_BYTES, N_STAGING_PEAK, N_POOL_BYTES, N_FREE_BYTES,
 ) = range(len(EVENT_COUNTS))  # fmt: skip
 
-# Columns of `Batch.times` (float64 [V, 4]), one row per event, µs since the start of the run.
+# Columns of `Course.times` (float64), one row per event, µs since the start of the run.
 EVENT_TIMES = ("start_us", "gate_us", "lanes_end_us", "end_us")
 T_START, T_GATE, T_LANES, T_END = range(4)
 
-# Columns of `Batch.pass_counts` (int64) and `Batch.pass_times` (float64), one row per pass.
+# Columns of `Course.pass_counts` (int64) and `Course.pass_times` (float64), one row per pass.
 PASS_COUNTS = ("copied_bytes", "prefetched", "prefetched_bytes", "useful", "late", "wasted")
 PASS_TIMES = (
     "start_us", "end_us", "gpu_busy_us", "h2d_busy_us", "cpu_busy_us",
@@ -247,8 +248,8 @@ class Course(NamedTuple):
         experts: int64 [ΣA], activated experts in recency order. tokens: int64 [ΣA].
         dense_us, shared_us, merge_us: float64 [V].
         start_us, head_us: float64 [P].
-        counts: int64 [V, ·]. times: float64 [V, 4].
-        pass_counts: int64 [P, 6]. pass_times: float64 [P, 8].
+        counts: int64, times: float64, one row per event. pass_counts: int64, pass_times: float64,
+            one row per pass. Columns are named above.
         decode: bool [P], passes that are no prefill.
     """
 

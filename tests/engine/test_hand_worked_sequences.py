@@ -9,6 +9,7 @@ from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import Simulation
+from oled_sim.engine.state import N_HITS, N_POOL_BYTES
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import Policy, param
 from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
@@ -146,8 +147,8 @@ def test_one_pool_in_bytes_with_experts_of_different_size():
     record = simulation.run_group(Group("counted", (0,)), batch)
     # 0 and 1 of layer 0 (2 MiB), then 5 of layer 1: 5 MiB are too many, the oldest (0) leaves.
     # Then 0 misses and evicts 1, and 5 hits.
-    assert record.course.counts[:, 2].tolist() == [0, 0, 0, 1]
-    assert record.course.counts[:, -1].tolist() == [2 << 20, 4 << 20, 4 << 20, 4 << 20]
+    assert record.course.counts[:, N_HITS].tolist() == [0, 0, 0, 1]
+    assert record.course.counts[:, N_POOL_BYTES].tolist() == [2 << 20, 4 << 20, 4 << 20, 4 << 20]
     assert np.argwhere(simulation.state.pools.resident).tolist() == [[0, 0], [1, 5]]
 
 
