@@ -90,14 +90,16 @@ BROKEN = {
     # What the body does: (its source, where the sentence puts it, what the sentence says)
     "dispatch raises": (dispatch(RAISES), GATE, RAISED.format(hook="dispatch")),
     "score raises": (score(RAISES), GATE, RAISED.format(hook="score")),
-    "prefetch raises": (
-        hook("prefetch", ", event", RAISES), GATE, RAISED.format(hook="prefetch")
-    ),
+    "prefetch raises": (hook("prefetch", ", event", RAISES), GATE, RAISED.format(hook="prefetch")),
     "place raises": (
-        hook("place", ", setting", RAISES), "the start of the run", RAISED.format(hook="place")
+        hook("place", ", setting", RAISES),
+        "the start of the run",
+        RAISED.format(hook="place"),
     ),
     "begin_request raises": (
-        hook("begin_request", ", info", RAISES), "request 1", RAISED.format(hook="begin_request")
+        hook("begin_request", ", info", RAISES),
+        "request 1",
+        RAISED.format(hook="begin_request"),
     ),
     "end_iteration raises": (
         hook("end_iteration", ", end", RAISES),
@@ -105,18 +107,20 @@ BROKEN = {
         RAISED.format(hook="end_iteration"),
     ),
     "end_request raises": (
-        hook("end_request", ", summary", RAISES), "request 1", RAISED.format(hook="end_request")
+        hook("end_request", ", summary", RAISES),
+        "request 1",
+        RAISED.format(hook="end_request"),
     ),
-    "allocate raises": (
-        allocate(RAISES), "request 1, pass 1", RAISED.format(hook="allocate")
-    ),
+    "allocate raises": (allocate(RAISES), "request 1, pass 1", RAISED.format(hook="allocate")),
     "allocation_period raises": (
         "@property\n" + hook("allocation_period", "", RAISES),
         "request 1, pass 1",
         "allocation_period raised ValueError: first second",
     ),
     "allocation_period is no number": (
-        "allocation_period = 'often'", "request 1, pass 1", "allocation_period is 'often' instead"
+        "allocation_period = 'often'",
+        "request 1, pass 1",
+        "allocation_period is 'often' instead",
     ),
     "late": (
         score("return np.zeros(self.experts) / (event.pass_index < 4 or 1 // (event.layer != 2))"),
@@ -154,7 +158,9 @@ BROKEN = {
         r"score\(\) returned float64 \[17\] instead of numbers \[16\]",
     ),
     "score returns nothing": (
-        score("np.zeros(self.experts)"), GATE, r"score\(\) returned None instead of numbers"
+        score("np.zeros(self.experts)"),
+        GATE,
+        r"score\(\) returned None instead of numbers",
     ),
     "score is ragged": (
         score("return [[1.0], [1.0, 2.0]]"),
@@ -192,13 +198,19 @@ BROKEN = {
         r"allocate\(\) returned 15 slots in all, but the budget is 12",
     ),
     "capacities leave slots unused": (
-        allocate("return history.capacity * 0.5"), "request 1, pass 1", "6 slots in all, but the"
+        allocate("return history.capacity * 0.5"),
+        "request 1, pass 1",
+        "6 slots in all, but the",
     ),
     "negative capacity": (
-        allocate("return np.array([-1.0, 6.0, 7.0])"), "request 1, pass 1", "a negative or NaN cap"
+        allocate("return np.array([-1.0, 6.0, 7.0])"),
+        "request 1, pass 1",
+        "a negative or NaN cap",
     ),
     "NaN capacity": (
-        allocate("return history.utilization * np.nan"), "request 1, pass 1", "a negative or NaN c"
+        allocate("return history.utilization * np.nan"),
+        "request 1, pass 1",
+        "a negative or NaN c",
     ),
     "capacity of all layers together": (
         allocate("return float(history.budget)"),
@@ -221,7 +233,9 @@ BROKEN = {
         r"prefetch\(\) returned the impossible prefetch \[5.0, 0.0, 1.0\]",
     ),
     "prefetch of half an expert": (
-        hook("prefetch", ", event", "return [(0, 0.5, 1.0)]"), GATE, "the impossible prefetch"
+        hook("prefetch", ", event", "return [(0, 0.5, 1.0)]"),
+        GATE,
+        "the impossible prefetch",
     ),
     "prefetch without priority": (
         hook("prefetch", ", event", "return [(0, 1)]"),
@@ -229,10 +243,14 @@ BROKEN = {
         r"prefetch\(\) returned int64 \[1, 2\] instead of \(layer, expert, priority\)s",
     ),
     "prefetches of different lengths": (
-        hook("prefetch", ", event", "return [(0, 1), (0, 1, 2.0)]"), GATE, "a list that is no array"
+        hook("prefetch", ", event", "return [(0, 1), (0, 1, 2.0)]"),
+        GATE,
+        "a list that is no array",
     ),
     "changes what it is shown": (
-        dispatch("event.tokens[:] = 0"), GATE, "raised ValueError: .* read-only"
+        dispatch("event.tokens[:] = 0"),
+        GATE,
+        "raised ValueError: .* read-only",
     ),
     "changes the setting": (
         hook("place", ", setting", "setting.expert_bytes[:] = 1"),
@@ -249,7 +267,7 @@ BROKEN = {
         None,
         "cannot be copied, which every run does: TypeError",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)
