@@ -71,9 +71,9 @@ def validate(source: str, as_json: bool) -> None:
     else:
         click.echo("".join(f"{problem}\n" for problem in problems), nl=False)
     if problems:
-        raise TraceError(f"{found.path}: {len(problems)} of {len(found)} requests damaged")
+        raise TraceError(f"{found.label}: {len(problems)} of {len(found)} requests damaged")
     if not as_json:
-        click.echo(f"{found.path}: {len(found)} requests, {_size(found.manifest)}, no problem")
+        click.echo(f"{found.label}: {len(found)} requests, {_size(found.manifest)}, no problem")
 
 
 def _problems(found: Trace) -> list[str]:
@@ -106,7 +106,7 @@ def _print_info(console: Console, found: Trace, statistics: TraceStatistics) -> 
 
 
 def _facts_table(found: Trace) -> Table:
-    table = Table(title=Text(str(found.path)), show_header=False, title_justify="left")
+    table = Table(title=Text(found.label), show_header=False, title_justify="left")
     for name, value in _facts(found.manifest).items():
         table.add_row(name, Text(value))  # names may hold markup
     return table

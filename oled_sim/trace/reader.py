@@ -29,10 +29,17 @@ _OPTIONAL_COLUMNS = {"gates", "full_gate", "embedding", "cosines"}
 
 
 class Trace:
-    """An open trace. Nothing but the manifest is in memory between reads."""
+    """An open trace. Nothing but the manifest is in memory between reads.
 
-    def __init__(self, path: Path, manifest: Manifest, *, verify: bool = True) -> None:
+    Attributes:
+        label: what to call it: the bundled name or path that it was opened by.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, *, verify: bool = True, label: str = ""
+    ) -> None:
         self.path = path
+        self.label = label or str(path)
         self.manifest = manifest
         self.verify = verify
         signals = frozenset(manifest.signals)
@@ -132,7 +139,7 @@ def open_trace(source: str | Path, *, verify: bool = True) -> Trace:
     manifest = load_manifest(path)
     if not manifest.requests:
         raise TraceError(f"the trace {path} holds no finished request: record it again")
-    return Trace(path, manifest, verify=verify)
+    return Trace(path, manifest, verify=verify, label=str(source))
 
 
 @functools.cache
