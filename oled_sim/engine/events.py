@@ -51,6 +51,7 @@ from oled_sim.engine.state import (
     JOB_TOKENS,
     KEPT,
     KIND,
+    LANE_TIMES,
     LATE,
     LATE_COUNT,
     LATE_KEPT,
@@ -99,6 +100,7 @@ from oled_sim.engine.state import (
     SHARED_US,
     START,
     STARTING,
+    T_BUSY,
     T_END,
     T_GATE,
     T_LANES,
@@ -193,16 +195,25 @@ def _next_event(time, work, course):
     p, v = work[PASS], work[EVENT]
     if work[PHASE] == MERGING:
         course.times[v, T_END] = time[NOW]
+        _note_lane_times(time, course.times[v], 1.0)
     v += 1
     work[EVENT] = v
     if v < course.pass_event[p + 1]:
         course.times[v, T_START] = time[NOW]
+        _note_lane_times(time, course.times[v], -1.0)
         layer, rows = course.event_layer[v], course.rows[v]
         start(time, work, GPU, DENSE, course.dense_us[v], layer, -1, 0, rows)
         work[PHASE] = APPROACHING
     else:
         start(time, work, GPU, HEAD, course.head_us[p], -1, -1, 0, 0)
         work[PHASE] = HEADING
+
+
+@inlined
+def _note_lane_times(time, row, sign):
+    """Subtract the lanes' times so far in the pass from an event's row, or add them."""
+    for i in range(LANE_TIMES):
+        row[T_BUSY + i] += sign * time[BUSY + i]
 
 
 @inlined

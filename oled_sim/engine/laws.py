@@ -15,6 +15,9 @@ from oled_sim.engine.state import (
     LANES,
     PASS_COUNTS,
     PREFETCH,
+    T_BUSY,
+    T_END,
+    T_START,
     USED,
     State,
 )
@@ -62,9 +65,15 @@ def check_cheap(record: GroupRecord, state: State, rules: Rules) -> None:
 def check_clock(record: GroupRecord) -> None:
     """Check that time only moves forward, and that no moment of a pass is without a cause."""
     course = record.course
-    within = np.diff(course.times, axis=1)
+    within = np.diff(course.times[:, : T_END + 1], axis=1)
     _require(bool((within >= 0).all()), "start ≤ gate ≤ end of lanes ≤ end of every event")
-    _require(bool((course.times[1:, 0] >= course.times[:-1, 3]).all()), "events follow one another")
+    start, stop = course.times[:, T_START], course.times[:, T_END]
+    _require(bool((start[1:] >= stop[:-1]).all()), "events follow one another")
+    chain = course.times[:, T_BUSY + len(LANES) :].sum(axis=1)
+    _require(
+        bool((np.abs(chain - (stop - start)) <= RELATIVE * np.maximum(1.0, stop)).all()),
+        "critical-path times sum to the time of the event",
+    )
     begin, end = course.pass_times[:, 0], course.pass_times[:, 1]
     _require(bool((end >= begin).all() and (begin[1:] >= end[:-1]).all()), "passes follow in turn")
     critical = course.pass_times[:, 5:8].sum(axis=1)

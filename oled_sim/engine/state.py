@@ -106,8 +106,13 @@ WORK = 60
 # Columns of `Lanes.demand` (int64 [E, 3]).
 DEMAND_EXPERT, DEMAND_TOKENS, DEMAND_KEPT = range(3)
 
-# Columns of `Lanes.log` (float64 [n, 8]).
+# Columns of `Lanes.log` (float64): a job that ended, then what held until then.
 LOG_COLUMNS = ("lane", "kind", "layer", "expert", "experts", "tokens", "begin_us", "end_us")
+GAUGES = (
+    "staging_used",  # staging slots
+    "demand_queued",  # demand transfers that wait for the copy engine
+    "prefetch_queued",  # prefetches likewise
+)
 
 # Phases of a pass.
 BEGIN_PASS, STARTING, APPROACHING, AT_GATE, IN_LAYER, LEAVING, MERGING, HEADING = range(8)
@@ -146,8 +151,14 @@ EVENT_COUNTS = (
 ) = range(len(EVENT_COUNTS))  # fmt: skip
 
 # Columns of `Course.times` (float64), one row per event, µs since the start of the run.
-EVENT_TIMES = ("start_us", "gate_us", "lanes_end_us", "end_us")
-T_START, T_GATE, T_LANES, T_END = range(4)
+EVENT_TIMES = (
+    "start_us", "gate_us", "lanes_end_us", "end_us",
+    # From start to end: time a lane works, and its part of the chain that decides the length.
+    "gpu_busy_us", "h2d_busy_us", "cpu_busy_us",
+    "gpu_critical_us", "h2d_critical_us", "cpu_critical_us",
+)  # fmt: skip
+T_START, T_GATE, T_LANES, T_END, T_BUSY = range(5)
+LANE_TIMES = 6  # entries from `BUSY` in `Lanes.time`, and columns from T_BUSY on
 
 # Columns of `Course.pass_counts` (int64) and `Course.pass_times` (float64), one row per pass.
 PASS_COUNTS = ("copied_bytes", "prefetched", "prefetched_bytes", "useful", "late", "wasted")
@@ -200,7 +211,8 @@ class Lanes(NamedTuple):
         time: float64 [27], work: int64 [60], entries named above.
         demand: int64 [E, 3], the event's demand transfers in order.
         copy_us: float64 [L], copy of one expert. expert_bytes: int64 [L].
-        log: float64 [n, 8], jobs that ended, columns ``LOG_COLUMNS``; n = 0 keeps no log.
+        log: float64 [n, 11], jobs that ended, columns ``LOG_COLUMNS`` and ``GAUGES``; n = 0 keeps
+            no log.
     """
 
     time: NDArray[np.float64]
@@ -288,7 +300,7 @@ def new_lanes(
         demand=np.zeros((experts, 3), np.int64),
         copy_us=copy_us,
         expert_bytes=expert_bytes,
-        log=np.zeros((log, len(LOG_COLUMNS))),
+        log=np.zeros((log, len(LOG_COLUMNS) + len(GAUGES))),
     )
 
 

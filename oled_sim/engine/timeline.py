@@ -168,6 +168,9 @@ def _end(time, work, lane, log):
         log[row, 5] = work[JOB_TOKENS + lane]
         log[row, 6] = time[BEGAN + lane]
         log[row, 7] = now
+        log[row, 8] = work[USED]
+        log[row, 9] = work[DEMANDS] - work[NEXT_DEMAND]
+        log[row, 10] = work[QUEUED]
         work[LOGGED] = row + 1
     work[KIND + lane] = IDLE
 
