@@ -137,8 +137,8 @@ class LayerHistory(NamedTuple):
 class Event:
     """One MoE layer of one pass, as known at its gate.
 
-    A activated experts, T tokens, k experts per token. Arrays are read-only views; ``resident``
-    and ``last_use`` show the state of the moment, so copy what must outlive the hook.
+    A activated experts, T tokens, k experts per token. Arrays are read-only copies that belong to
+    the event: they stay as they are, and lead nowhere else.
 
     Attributes:
         request: of the first token; ``owner`` says it per token. block: likewise.
@@ -152,7 +152,7 @@ class Event:
         confidence: float64 [T], by the run's confidence mode (spec §5), 1 where none is known.
         position: int32 [T]; state: uint8 [T]; owner: int32 [T], request of each token.
         full_gate: float32 [E] or None; embedding: float32 [d] or None.
-        resident: bool [E], every byte arrived at the gate (read-only).
+        resident: bool [E], every byte arrived at the gate.
         capacity: slots of the layer now (of the whole pool under global scope).
         last_use: int64 [E], recency stamp before this event: larger is more recent, -1 never
             used; ``last_use // E`` is the number of the event in the run.

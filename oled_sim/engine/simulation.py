@@ -155,9 +155,6 @@ class Simulation:
         self.work = self.state.lanes.work
         self.work[GLOBAL] = int(not self._per_layer)
         self.work[BUDGET_BYTES] = self.total_bytes
-        pools = self.state.pools
-        self._resident = _rows(pools.resident)
-        self._last_use = _rows(pools.used)
         self._passes_since = 0
 
     def _place(self) -> None:
@@ -259,7 +256,7 @@ class Simulation:
         event = self.event(batch, v, batch.confidence)
         hooks.request = event.request
         if hooks.overrides["reside"]:
-            self._set_residents(layer, hooks.reside(event))
+            self._set_residents(event, hooks.reside(event))
         decided = hooks.dispatch(event)
         scores = hooks.score(layer, event)
         if hooks.overrides["rescore"] and not self._per_layer:
@@ -295,7 +292,7 @@ class Simulation:
 
     def event(self, batch: Batch, v: int, confidence: NDArray[np.float64]) -> Event:
         """Return event ``v`` of a batch as a policy sees it now."""
-        course = batch.course
+        course, pools = batch.course, self.state.pools
         layer, p = int(course.event_layer[v]), int(course.event_pass[v])
         rows = slice(batch.rows[v], batch.rows[v + 1])
         active = slice(course.offset[v], course.offset[v + 1])
@@ -305,25 +302,26 @@ class Simulation:
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
             layer=layer,
-            experts=batch.experts[active],
-            tokens=batch.tokens[active],
-            gate_mass=batch.gate_mass[active],
-            routes=batch.routes[rows],
-            gates=None if batch.gates is None else batch.gates[rows],
-            confidence=confidence[rows],
-            position=batch.position[rows],
-            state=batch.state[rows],
-            full_gate=None if batch.full_gate is None else batch.full_gate[v],
-            embedding=None if batch.embedding is None else batch.embedding[p],
-            resident=self._resident[layer],
-            capacity=int(self.state.pools.capacity[layer]),
-            last_use=self._last_use[layer],
-            owner=batch.owner[rows],
+            experts=_own(batch.experts[active]),
+            tokens=_own(batch.tokens[active]),
+            gate_mass=_own(batch.gate_mass[active]),
+            routes=_own(batch.routes[rows]),
+            gates=None if batch.gates is None else _own(batch.gates[rows]),
+            confidence=_own(confidence[rows]),
+            position=_own(batch.position[rows]),
+            state=_own(batch.state[rows]),
+            full_gate=None if batch.full_gate is None else _own(batch.full_gate[v]),
+            embedding=None if batch.embedding is None else _own(batch.embedding[p]),
+            resident=_own(pools.resident[layer]),
+            capacity=int(pools.capacity[layer]),
+            last_use=_own(pools.used[layer]),
+            owner=_own(batch.owner[rows]),
         )
 
-    def _set_residents(self, layer: int, ids: NDArray[np.int64] | None) -> None:
+    def _set_residents(self, event: Event, ids: NDArray[np.int64] | None) -> None:
         if ids is not None:
-            events.set_residents(self.state, layer, ids)
+            events.set_residents(self.state, event.layer, ids)
+            event.resident = _own(self.state.pools.resident[event.layer])
 
     def _end_pass(self, batch: Batch, p: int) -> None:
         """What follows a pass: revised scores, what became known, new capacities."""
@@ -413,16 +411,18 @@ class Simulation:
 _NO_LANES, _NO_SCORES = np.empty(0, np.int64), np.empty(0)
 
 
-def _rows(table: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return a read-only live view of each row."""
-    return list(_frozen(table))
-
-
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only view: what a policy sees it must not change."""
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _own(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only copy: a view would lead to the rest of the trace, or of the state."""
+    copied = array.copy()
+    copied.flags.writeable = False
+    return copied
 
 
 def _layer_history(window: NDArray[np.float64], capacity: NDArray[np.int64]) -> LayerHistory:
@@ -446,9 +446,9 @@ def _pass_ends(batch: Batch, p: int) -> Iterator[PassEnd]:
                 request=trace.request,
                 pass_index=p,
                 kind=int(trace.kind[p]),
-                position=_frozen(trace.position[tokens]),
-                state=_frozen(trace.state[tokens]),
-                confidence=_frozen(trace.confidence[tokens]),
-                accepted=_frozen(trace.accepted[tokens]),
-                edited=_frozen(trace.edited[tokens]),
+                position=_own(trace.position[tokens]),
+                state=_own(trace.state[tokens]),
+                confidence=_own(trace.confidence[tokens]),
+                accepted=_own(trace.accepted[tokens]),
+                edited=_own(trace.edited[tokens]),
             )

@@ -125,6 +125,22 @@ def test_a_policy_cannot_change_what_it_is_shown():
             Run(broken("dispatch", vandalise_array), TWO, TRACE, 2)
 
 
+def test_what_a_policy_sees_leads_to_nothing_else():
+    # A view's base is the whole array: later events, or the state of other layers.
+    names = ("experts", "tokens", "routes", "gates", "confidence", "resident", "last_use", "owner")
+
+    def pry(event):
+        assert all(getattr(event, name).base is None for name in names)
+        return event.missed.astype(int)
+
+    Run(broken("dispatch", pry), TWO, TRACE, 2)
+
+    def pry_at_the_end(end):
+        assert all(array.base is None for array in end[3:])
+
+    Run(broken("end_iteration", pry_at_the_end), TWO, TRACE, 2)
+
+
 def test_rescore_is_checked_under_global_scope():
     policy = broken("rescore", lambda resident: np.zeros((2, 7)))
     with pytest.raises(PolicyError, match=r"rescore\(\) returned float64 \[2, 7\]"):
