@@ -14,6 +14,7 @@ from oled_sim.engine import events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget, apportion, uniform_capacity
 from oled_sim.engine.hooks import Hooks, own_copy
+from oled_sim.engine.job_log import JobLog
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.state import (
     ARRIVED,
@@ -25,7 +26,6 @@ from oled_sim.engine.state import (
     GLOBAL,
     HIT_EXPERTS,
     HIT_TOKENS,
-    LOGGED,
     OUTSIDE_PROFILE,
     PASS,
     PASS_ENDED,
@@ -57,14 +57,15 @@ from oled_sim.policy import (
 class GroupRecord:
     """What was measured while one group of requests ran. ``course`` holds the rows.
 
-    If the run keeps a log, ``log`` is float64 [n, 9] with one row per job in the order in which
-    jobs ended: ``LOG_COLUMNS``, then the pass that it ended in.
+    ``log`` and ``gauges`` are those of :class:`~oled_sim.engine.job_log.Jobs`, if the run keeps a
+    log.
     """
 
     group: Group
     batch: Batch
     course: Course
     log: NDArray[np.float64] | None = None
+    gauges: NDArray[np.int64] | None = None
 
 
 class Simulation:
@@ -217,7 +218,7 @@ class Simulation:
             self._load(self._initial)
             self.hooks.call("clear")
         course = batch.fresh_course()
-        pools, log = self.state.pools, []
+        pools, log = self.state.pools, JobLog(self.state) if self.keep_log else None
         pools.fresh[:] = False
         pools.fresh_event[:] = -1
         self.work[PASS] = 0
@@ -226,25 +227,28 @@ class Simulation:
             self._run_pass(batch, course, log)
         self._end_requests(batch, course)
         self._count_leftovers()
-        return GroupRecord(group, batch, course, np.concatenate(log) if self.keep_log else None)
+        if log is None:
+            return GroupRecord(group, batch, course)
+        return GroupRecord(group, batch, course, *log.finish())
 
-    def _run_pass(self, batch: Batch, course: Course, log: list[NDArray[np.float64]]) -> None:
+    def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         hooks, p = self.hooks, int(self.work[PASS])
         hooks.pass_index = p
         stop = self._run_on(course)
         while stop != PASS_ENDED:
+            if log is not None:
+                log.drain(p)
             if stop == DECIDE:
                 stop = self._decide(batch, course)
             elif stop == ARRIVED:
                 stop = self._admit(course)
-            if self.keep_log:
-                self._drain(log, p)
             if stop == OUTSIDE_PROFILE:
                 self._outside_profile()
             elif stop < 0:
                 raise hooks.explain(stop, int(self.work[PROBLEM]))
         hooks.layer = -1
-        self._drain(log, p)
+        if log is not None:
+            log.drain(p)
         self._end_pass(batch, p)
 
     def _decide(self, batch: Batch, course: Course) -> int:
@@ -389,12 +393,6 @@ class Simulation:
     def _count_leftovers(self) -> None:
         """Note prefetched experts that nothing has used so far."""
         self.leftover_prefetches = int(self.state.pools.unused.sum())
-
-    def _drain(self, log: list[NDArray[np.float64]], p: int) -> None:
-        n = int(self.work[LOGGED])
-        if n:
-            log.append(np.hstack([self.state.lanes.log[:n], np.full((n, 1), float(p))]))
-            self.work[LOGGED] = 0
 
     def _outside_profile(self) -> None:
         """Raise the sentence that says which cost the profile lacks."""
