@@ -14,12 +14,16 @@ from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
 
 COSTS = {
     "plain": costs_by_hand(),
-    "interfering": costs_by_hand(slowdown=1.3, gpu_per_token_us=0.7, cpu_per_token_us=11.0),
+    "interfering": costs_by_hand(slowdown=1.3, cpu_per_token_us=11.0),
     "slow link": costs_by_hand(h2d_gb_s=9.7, cpu_per_expert_us=90.0),
     "slow GPU": costs_by_hand(gpu_fixed_us=5.0, gpu_per_expert_us=170.0, cpu_fixed_us=100.0),
 }
-# Here the CPU's best share need not be neighbours in load, and the search may miss it.
-ODD = costs_by_hand(cpu_per_expert_us=20.0, cpu_per_token_us=3.0, gpu_per_token_us=2.0)
+# Where the GPU's time depends on tokens, the best share of the CPU need not be neighbours in load,
+# and the search may miss it: a little where the GPU is fast, more where the CPU is as fast.
+NEARLY = {
+    1.01: costs_by_hand(slowdown=1.3, gpu_per_token_us=0.7, cpu_per_token_us=11.0),
+    1.15: costs_by_hand(cpu_per_expert_us=20.0, cpu_per_token_us=3.0, gpu_per_token_us=2.0),
+}
 
 
 class Asking(Policy):
@@ -72,8 +76,9 @@ def test_ideal_is_the_shortest(name, tokens, cache, seed):
     assert ideal == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.parametrize("factor", NEARLY)
 @settings(max_examples=40, deadline=None)
 @events
-def test_ideal_is_near_the_shortest_where_the_cpu_is_as_fast_as_the_gpu(tokens, cache, seed):
-    ideal, best = ideal_and_shortest(ODD, tokens, cache, seed)
-    assert best * (1 - 1e-9) <= ideal <= 1.15 * best
+def test_ideal_is_near_the_shortest_where_the_gpu_counts_tokens(factor, tokens, cache, seed):
+    ideal, best = ideal_and_shortest(NEARLY[factor], tokens, cache, seed)
+    assert best * (1 - 1e-9) <= ideal <= factor * best

@@ -159,7 +159,7 @@ def test_ideal_has_the_most_hits_and_the_shortest_layers(spec, scenario):
     for a, b in zip(mine, ideal, strict=True):
         assert (laws.columns(a)["hits"] <= laws.columns(b)["hits"]).all()
         layer = [r.course.times[:, 2] - r.course.times[:, 1] for r in (a, b)]
-        assert (layer[1] <= layer[0] + 1e-3).all()
+        assert (layer[1] <= 1.01 * layer[0]).all()  # tests/engine/test_exhaustive.py says why
 
 
 @settings(quick, max_examples=30)
