@@ -52,7 +52,7 @@ def kernel(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Mark a helper of kernels that becomes part of each caller instead of a kernel of its own.
+    """Mark a function that becomes part of every kernel that calls it, and is none by itself.
 
     For what few call sites use: compiling it by itself would cost time and gain nothing.
     """
