@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.state import GAUGES, LOG_COLUMNS, LOGGED, QUEUED, USED, State
+from oled_sim.engine.state import LOG_COLUMNS, LOGGED, QUEUED, USED, State
 
 
 class Jobs(NamedTuple):
@@ -32,26 +32,28 @@ class JobLog:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._log: list[NDArray[np.float64]] = []
-        self._gauges: list[NDArray[np.int64]] = []
+        self._rows: list[NDArray[np.float64]] = []
+        self._pass: list[int] = []
+        self._residents: list[NDArray[np.int64]] = []
 
     def drain(self, p: int) -> None:
         """Take over what was logged since the last call, all of it in pass ``p``."""
-        work = self._state.lanes.work
-        n, jobs = int(work[LOGGED]), len(LOG_COLUMNS)
-        if n == 0:
-            return
-        rows = self._state.lanes.log[:n]
-        residents = np.tile(self._state.pools.occupied, (n, 1))
-        self._log.append(np.column_stack([rows[:, :jobs], np.full(n, float(p))]))
-        self._gauges.append(np.hstack([rows[:, jobs:].astype(np.int64), residents]))
-        work[LOGGED] = 0
+        lanes = self._state.lanes
+        n = int(lanes.work[LOGGED])
+        if n:
+            self._rows.append(lanes.log[:n].copy())
+            self._pass.append(p)
+            self._residents.append(self._state.pools.occupied.copy())
+            lanes.work[LOGGED] = 0
 
     def finish(self) -> Jobs:
         """Return all jobs, and add what holds now."""
-        work, occupied = self._state.lanes.work, self._state.pools.occupied
-        now = np.array([[work[USED], 0, work[QUEUED], *occupied]], np.int64)
-        columns = len(LOG_COLUMNS) + 1
-        log = np.concatenate(self._log) if self._log else np.zeros((0, columns))
-        assert now.shape[1] == len(GAUGES) + len(occupied)
-        return Jobs(log, np.concatenate([*self._gauges, now]))
+        work, jobs = self._state.lanes.work, len(LOG_COLUMNS)
+        drained = [len(rows) for rows in self._rows]
+        rows = np.concatenate(self._rows)
+        passes = np.repeat(np.array(self._pass, np.float64), drained)
+        log = np.column_stack([rows[:, :jobs], passes])
+        left = [[work[USED], 0, work[QUEUED]]]  # no demand transfer outlasts its layer
+        gauges = np.concatenate([rows[:, jobs:].astype(np.int64), left])
+        residents = np.repeat([*self._residents, self._state.pools.occupied], [*drained, 1], axis=0)
+        return Jobs(log, np.hstack([gauges, residents]))
