@@ -15,8 +15,8 @@ from oled_sim.policy import Event, LayerHistory, Policy, Setting, param
 from ._cooperative import priorities, split_cooperatively
 from ._load_split import split_by_load
 
-PSI = {"linear": 1.0, "square": 2.0, "sqrt": 0.5, "one": 0.0}
-"""ψ(c) = c to this power; ``one`` ignores confidence."""
+PSI = {"linear": np.positive, "square": np.square, "sqrt": np.sqrt, "one": np.ones_like}
+"""ψ(c); ``one`` ignores confidence. All are exact to the last bit on every machine, unlike pow."""
 
 
 @dataclass
@@ -150,7 +150,7 @@ class OLED(Policy):
 
     def _priorities(self, event: Event) -> NDArray[np.float64]:
         assert event.gates is not None, "the engine checked that the trace holds gates"
-        weight = np.power(event.confidence, PSI[self.psi], dtype=np.float64)
+        weight = PSI[self.psi](event.confidence)
         return priorities(event.routes, event.gates, weight, self.experts)
 
     def _ranked(
