@@ -66,7 +66,7 @@ def _noun(group: str) -> str:
 def _load_entry(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"plug-in {entry.name!r} ({entry.value}) does not import: {one_line(error)}"
         ) from error
@@ -75,7 +75,7 @@ def _load_entry(entry: EntryPoint) -> Any:
 def _attribute(module: str, attribute: str) -> Any:
     try:
         found = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"module {module!r} does not import: {one_line(error)}") from error
     if not hasattr(found, attribute):
         raise UsageError(f"module {module!r} has no attribute {attribute!r}")
@@ -102,7 +102,7 @@ def _import_path(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{path} does not import: {one_line(error)}") from error
     return module
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import MISSING, Field
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -92,6 +92,8 @@ def load_policy(name: str) -> type[Policy]:
         )
     if any(isinstance(value, Field) for value in vars(found).values()):
         raise UsageError(f"{name!r} has parameters but is no dataclass: write @dataclass above it")
+    if not isinstance(found.needs, Set):
+        raise UsageError(f"{name!r} has needs = {found.needs!r}: write frozenset({{'ids', …}})")
     return found
 
 

@@ -78,10 +78,10 @@ class Hooks:
             return getattr(self.policy, hook)(*args)
         except OledSimError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._raised(f"{hook}()", error) from error
 
-    def _raised(self, what: str, error: Exception) -> PolicyError:
+    def _raised(self, what: str, error: BaseException) -> PolicyError:
         return self.fail(f"{what} raised {one_line(error)}{_line_in(self.policy, error)}")
 
     @property

@@ -89,6 +89,11 @@ GATE = "request 1, pass 0, layer 1"
 BROKEN = {
     # What the body does: (its source, where the sentence puts it, what the sentence says)
     "dispatch raises": (dispatch(RAISES), GATE, RAISED.format(hook="dispatch")),
+    "dispatch exits": (
+        dispatch("raise SystemExit(0)"),
+        GATE,
+        r"dispatch\(\) raised SystemExit: 0 \(bad.py, ",
+    ),
     "score raises": (score(RAISES), GATE, RAISED.format(hook="score")),
     "prefetch raises": (hook("prefetch", ", event", RAISES), GATE, RAISED.format(hook="prefetch")),
     "place raises": (

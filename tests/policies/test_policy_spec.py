@@ -110,6 +110,11 @@ BROKEN = {
         ),
         "needs a value for 'decay': write .*mine.py:decay=value",
     ),
+    "exits": ("import sys; sys.exit('usage: mine')", "does not import: SystemExit: usage: mine"),
+    "needs": (
+        MINE.replace("    decay", "    needs = 'gates'\n    decay"),
+        r"has needs = 'gates': write frozenset\(",
+    ),
     "refused": (
         MINE + "\n    def __post_init__(self):\n        raise ValueError('too\\nfast')\n",
         "refuses its parameters: ValueError: too fast",
