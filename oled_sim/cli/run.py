@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +12,15 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from oled_sim.costs.lanes import LaneCosts
+    from oled_sim.engine.results import EventFile
     from oled_sim.engine.rules import Rules
-    from oled_sim.engine.runner import Contender, Result
+    from oled_sim.engine.runner import Contender, Observer, Result
+    from oled_sim.engine.simulation import GroupRecord
+    from oled_sim.timeline_export import TimelineFile
     from oled_sim.trace import Trace
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
@@ -28,6 +34,7 @@ Examples:
   oled-sim run --policy lru --policy oled --cache 16 --cache 40
   oled-sim run --policy oled:priority,psi=square --cache-bytes 800MiB --json
   oled-sim run --policy ./mine.py:decay=0.5 --trace my-trace --cache 40 --out results.parquet
+  oled-sim run --policy lru --policy oled --cache 16 --timeline lanes.pftrace
 """
 
 
@@ -36,7 +43,8 @@ class Files(NamedTuple):
 
     results: Path | None
     events: Path | None
-    force: bool
+    timeline: Path | None
+    timeline_requests: int
 
 
 @click.command(epilog=EPILOG)
@@ -141,11 +149,26 @@ class Files(NamedTuple):
     metavar="FILE",
     help="Write a Parquet file with one row per event.",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a Perfetto trace of what every lane does, for ui.perfetto.dev.",
+)
+@click.option(
+    "--timeline-requests",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Counted requests that the timeline shows.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def run(
     source: str, policies: tuple[str, ...], caches: tuple[int, ...], sizes: tuple[str, ...],
     profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool,
-    out: Path | None, events: Path | None, force: bool, **rules: Any,
+    out: Path | None, events: Path | None, timeline: Path | None, timeline_requests: int,
+    force: bool, **rules: Any,
 ) -> None:  # fmt: skip
     """Simulate policies on a trace and compare their time per output token.
 
@@ -157,11 +180,12 @@ def run(
 
     contenders = _contenders(policies, caches, sizes)
     settings = Rules(**rules)
-    files = _check_files(out, events, force)
+    files = Files(out, events, timeline, timeline_requests)
+    _check_files(files, force)
     trace = open_trace(source)
     costs = _costs(trace, geometry, profile, extrapolate)
-    results = _simulate(trace, contenders, costs, settings, files)
-    header = describe(trace, costs, settings, results)
+    header = describe(trace, costs, settings)
+    results = _simulate(trace, contenders, costs, settings, files, header)
     if files.results is not None:
         from oled_sim.engine.results import write_results
 
@@ -193,14 +217,16 @@ def _contenders(
     return [Contender(label, policy, b) for b in budgets for label, policy in parsed.items()]
 
 
-def _check_files(out: Path | None, events: Path | None, force: bool) -> Files:
+def _check_files(files: Files, force: bool) -> None:
     """Find out before the simulation whether its results can be written."""
     from oled_sim.engine.output import refuse_existing
+    from oled_sim.errors import UsageError
 
-    for path in (out, events):
-        if path is not None:
-            refuse_existing(path, force=force)
-    return Files(out, events, force)
+    wanted = [path for path in (files.results, files.events, files.timeline) if path is not None]
+    for path in wanted:
+        refuse_existing(path, force=force)
+    if len({path.resolve() for path in wanted}) < len(wanted):
+        raise UsageError("--out, --events and --timeline name the same file: give each its own")
 
 
 def _costs(trace: Trace, geometry: str | None, profile: str | None, extrapolate: bool) -> LaneCosts:
@@ -215,31 +241,69 @@ def _costs(trace: Trace, geometry: str | None, profile: str | None, extrapolate:
 
 
 def _simulate(
-    trace: Trace, contenders: list[Contender], costs: LaneCosts, rules: Rules, files: Files
+    trace: Trace,
+    contenders: list[Contender],
+    costs: LaneCosts,
+    rules: Rules,
+    files: Files,
+    header: dict[str, Any],
 ) -> list[Result]:
     import numpy as np
 
-    from oled_sim.engine.results import EventFile
     from oled_sim.engine.runner import simulate_all
     from oled_sim.engine.source import TraceSource
 
     own = trace.manifest.expert_bytes
+    sizes = own or [costs.geometry.expert_bytes] * len(trace.geometry.layers)
+    expert_bytes = np.array(sizes, np.int64)
     needed = frozenset().union(*(c.policy.needs for c in contenders))
-    events = (
-        nullcontext()
-        if files.events is None
-        else EventFile(files.events, trace.geometry.layers, {"trace": str(trace.path)})
-    )
-    with events as file, _progress() as progress:
+    with ExitStack() as stack, _progress() as progress:
+        observers: list[Observer] = []
+        if files.events is not None:
+            file = _event_file(files.events, trace, contenders, header)
+            observers.append(stack.enter_context(file).add)
+        if files.timeline is not None:
+            file = _timeline_file(files.timeline, files.timeline_requests, expert_bytes, header)
+            observers.append(stack.enter_context(file).add)
+
+        def observe(contender: Contender, record: GroupRecord) -> None:
+            for observer in observers:
+                observer(contender, record)
+
         return simulate_all(
             TraceSource(trace, needed | ALWAYS_READ),
             contenders,
             costs,
             rules,
-            expert_bytes=None if own is None else np.array(own, np.int64),
-            observe=file.add if file is not None else None,
+            expert_bytes=expert_bytes,
+            observe=observe,
+            keep_log=files.timeline is not None,
             progress=progress,
         )
+
+
+def _event_file(
+    path: Path, trace: Trace, contenders: list[Contender], header: dict[str, Any]
+) -> EventFile:
+    from oled_sim.engine.results import EventFile
+
+    policies = {c.spec: dict(c.policy.describe()) for c in contenders}
+    return EventFile(path, trace.geometry.layers, header | {"policies": policies})
+
+
+def _timeline_file(
+    path: Path, requests: int, expert_bytes: NDArray[np.int64], header: dict[str, Any]
+) -> TimelineFile:
+    from oled_sim.cli.run_table import facts
+    from oled_sim.timeline_export import TimelineFile
+
+    return TimelineFile(
+        path,
+        header["routing_geometry"]["layers"],
+        expert_bytes,
+        requests=requests,
+        description="\n".join(f"{name}: {value}" for name, value in facts(header).items()),
+    )
 
 
 @contextmanager
@@ -258,16 +322,14 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def describe(
-    trace: Trace, costs: LaneCosts, rules: Rules, results: Sequence[Result]
-) -> dict[str, Any]:
+def describe(trace: Trace, costs: LaneCosts, rules: Rules) -> dict[str, Any]:
     """Return what every result must say: trace, both geometries, profile, run rules."""
     from dataclasses import asdict
 
     from oled_sim import __version__
+    from oled_sim.engine.rules import split_requests
 
     manifest, profile = trace.manifest, costs.profile
-    splits = results[0].splits
     return {
         "version": __version__,
         "trace": {
@@ -290,7 +352,7 @@ def describe(
             "extrapolate": costs.extrapolate,
         },
         "rules": asdict(rules),
-        "splits": asdict(splits),
+        "splits": asdict(split_requests(trace.requests, rules)),
     }
 
 

@@ -25,7 +25,7 @@ def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)
-    for name, value in _facts(header).items():
+    for name, value in facts(header).items():
         console.print(Text(f"{name:<9}{value}"), soft_wrap=True, highlight=False)
     console.print(_table(results))
     console.print(Text(LEGEND), style="dim", highlight=False)
@@ -33,7 +33,8 @@ def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
         console.print(f"{NOT_CAUSAL} sees what is known only later; not achievable.", style="dim")
 
 
-def _facts(header: dict[str, Any]) -> dict[str, str]:
+def facts(header: dict[str, Any]) -> dict[str, str]:
+    """Return what a run's results must say, a line each."""
     trace, routing, cost = header["trace"], header["routing_geometry"], header["cost_geometry"]
     splits, layers = header["splits"], header["routing_geometry"]["layers"]
     counts = {name: len(requests) for name, requests in splits.items()}
