@@ -15,7 +15,8 @@ A policy is a dataclass that derives from :class:`Policy`. Its fields are its pa
         def score(self, layer, event):
             ...
 
-Parameters are given as ``--policy ./mine.py:half_life_passes=8``.
+Parameters are given as ``--policy ./mine.py:half_life_passes=8``. docs/writing-a-policy.md goes
+through the hooks with a complete example.
 """
 
 from __future__ import annotations
