@@ -297,13 +297,9 @@ def _timeline_file(
     from oled_sim.cli.run_table import facts
     from oled_sim.timeline_export import TimelineFile
 
-    return TimelineFile(
-        path,
-        header["routing_geometry"]["layers"],
-        expert_bytes,
-        requests=requests,
-        description="\n".join(f"{name}: {value}" for name, value in facts(header).items()),
-    )
+    about = {name.lower(): value for name, value in facts(header).items()}
+    layers = header["routing_geometry"]["layers"]
+    return TimelineFile(path, layers, expert_bytes, requests=requests, about=about)
 
 
 @contextmanager

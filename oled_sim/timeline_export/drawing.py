@@ -1,7 +1,7 @@
 """What of a run becomes which track, slice and counter.
 
-Every run (one policy with one budget) is a process. Its tracks, from the top: what is being done
-(requests, in them passes, in them layers), the three lanes, counters.
+Every run (one policy with one budget) is a process. Its threads, from the top: what is being done
+(requests, in them passes, in them layers), and the three lanes. Counters follow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.batch import Batch
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import (
     DEMAND,
@@ -27,9 +26,10 @@ from oled_sim.engine.state import (
     T_END,
     T_START,
 )
-from oled_sim.timeline_export.packets import Arguments, Encoder
+from oled_sim.timeline_export.packets import Arguments, Encoder, Process
 from oled_sim.trace.schema import Kind
 
+WORK_TRACK = "requests, passes, layers"
 LANE_TRACKS = ("GPU", "H2D copy engine", "CPU workers")
 
 GAUGE_TRACKS = {
@@ -62,8 +62,8 @@ class RunDrawing:
 
     Args:
         encoder: where packets go.
-        pid: number of the run, from 1 on.
-        name: what the process is called. description: what its row says on hovering.
+        name: what the process is called.
+        about: what every request's slice says of the run.
         layers: the model's own indices of the MoE layers.
         expert_bytes: int64 [L], bytes of one expert per layer.
     """
@@ -71,16 +71,16 @@ class RunDrawing:
     def __init__(
         self,
         encoder: Encoder,
-        pid: int,
         name: str,
-        description: str,
+        about: Arguments,
         layers: tuple[int, ...],
         expert_bytes: NDArray[np.int64],
     ) -> None:
         self._encoder = encoder
         self._layers = layers
         self._expert_bytes = expert_bytes
-        self._tracks = self._make_tracks(encoder.process(pid, name, description))
+        self._about = about
+        self._tracks = self._make_tracks(encoder.process(name))
         self._clock: Clock | None = None
         self._last_sample: dict[int, tuple[int, int]] = {}
 
@@ -93,32 +93,25 @@ class RunDrawing:
         self._draw_counters(record, self._clock)
         self._clock.last_us = end_us
 
-    def _make_tracks(self, process: int) -> Tracks:
+    def _make_tracks(self, process: Process) -> Tracks:
         encoder = self._encoder
-        work = encoder.track(process, "requests, passes, layers", 0)
-        lanes = tuple(encoder.track(process, name, 1 + i) for i, name in enumerate(LANE_TRACKS))
-        gauges = tuple(
-            encoder.counter(process, *_placed(GAUGE_TRACKS[name], 5 + i))
-            for i, name in enumerate(GAUGES)
+        work = encoder.thread(process, WORK_TRACK, 1)
+        lanes = tuple(encoder.thread(process, name, 2 + i) for i, name in enumerate(LANE_TRACKS))
+        gauges = tuple(encoder.counter(process.track, *GAUGE_TRACKS[name]) for name in GAUGES)
+        residents = encoder.counter(process.track, "residents", "experts")
+        by_layer = encoder.group(process, "residents by layer")
+        layers = tuple(
+            encoder.counter(by_layer, f"residents of layer {layer}", "experts", i)
+            for i, layer in enumerate(self._layers)
         )
-        residents = encoder.counter(process, "residents", 4, "experts")
-        by_layer = encoder.track(process, "residents by layer", 5 + len(GAUGES))
-        return Tracks(
-            work,
-            lanes,
-            gauges,
-            residents,
-            tuple(
-                encoder.counter(by_layer, f"residents of layer {layer}", i, "experts")
-                for i, layer in enumerate(self._layers)
-            ),
-        )
+        return Tracks(work, lanes, gauges, residents, layers)
 
     def _draw_work(self, record: GroupRecord, clock: Clock) -> None:
         course, batch = record.course, record.batch
         track, encoder = self._tracks.work, self._encoder
         begin, end = (clock.ns(course.pass_times[:, i]) for i in (0, 1))
-        encoder.begin(track, begin[0], *_requests(record.group.requests))
+        name, requests = _requests(record.group.requests)
+        encoder.begin(track, begin[0], name, "request", {**requests, **self._about})
         for p in range(batch.passes):
             kind = Kind(batch.kind[p]).name.lower()
             encoder.begin(track, begin[p], f"{kind} {p}", kind, _pass_arguments(record, p))
@@ -224,23 +217,18 @@ def changes(time_ns: list[int], values: NDArray[np.int64]) -> Iterator[tuple[int
     yield from zip(time[kept].tolist(), values[kept].tolist(), strict=True)
 
 
-def _placed(name_and_unit: tuple[str, str], rank: int) -> tuple[str, int, str]:
-    name, unit = name_and_unit
-    return name, rank, unit
-
-
 def _job_name(kind: int, expert: int) -> str:
     if kind in COPIES:
         return f"{JOBS[kind]} {expert}"
     return JOB_NAMES.get(JOBS[kind], JOBS[kind])
 
 
-def _requests(requests: tuple[int, ...]) -> tuple[str, str, Arguments]:
-    """Return name, category and arguments of the slice of a group."""
+def _requests(requests: tuple[int, ...]) -> tuple[str, Arguments]:
+    """Return what the slice of a group is called, and an argument that lists its requests."""
     if len(requests) == 1:
-        return f"request {requests[0]}", "request", {"request": requests[0]}
+        return f"request {requests[0]}", {"request": requests[0]}
     listed = ", ".join(map(str, requests))
-    return f"requests {requests[0]}–{requests[-1]}", "request", {"requests": listed}
+    return f"requests {requests[0]}–{requests[-1]}", {"requests": listed}
 
 
 def _pass_arguments(record: GroupRecord, p: int) -> Arguments:
@@ -252,14 +240,9 @@ def _pass_arguments(record: GroupRecord, p: int) -> Arguments:
         "requests": ", ".join(str(t.request) for t in present),
         "block": int(batch.block[p]),
         "tokens": sum(t.tokens(p) for t in present),
-        "context_tokens": _context(batch, p),
+        "kept_tokens": int(batch.context_tokens[p]),
         "accepted": sum(int(t.accepted_count[p]) for t in present),
     }
     found |= zip(PASS_COUNTS, course.pass_counts[p].tolist(), strict=True)
     found |= zip(PASS_TIMES[2:], course.pass_times[p, 2:].tolist(), strict=True)
     return found
-
-
-def _context(batch: Batch, p: int) -> int:
-    """Return how many tokens' keys and values a pass attends to, its own included."""
-    return int(batch.context_tokens[p])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from oled_sim.engine.output import NewFile
 from oled_sim.errors import UsageError
 from oled_sim.timeline_export.drawing import RunDrawing
-from oled_sim.timeline_export.packets import Encoder, require_perfetto
+from oled_sim.timeline_export.packets import Arguments, Encoder, require_perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class TimelineFile(NewFile):
         expert_bytes: int64 [L], bytes of one expert per layer.
         requests: how many counted requests to draw of each run; in batches, the batches that
             these are part of.
-        description: what the file says about every run: trace, profile, rules.
+        about: what the file says of every run, such as its trace, profile and rules.
 
     Raises:
         UsageError: the package perfetto is absent, or ``requests`` is less than 1.
@@ -46,7 +46,7 @@ class TimelineFile(NewFile):
         expert_bytes: NDArray[np.int64],
         *,
         requests: int = 1,
-        description: str = "",
+        about: Arguments | None = None,
     ) -> None:
         super().__init__(path)
         if requests < 1:
@@ -54,7 +54,7 @@ class TimelineFile(NewFile):
         require_perfetto()
         self._layers = tuple(layers)
         self._expert_bytes = expert_bytes
-        self._description = description
+        self._about = about or {}
         self._requests = requests
         self._encoder = Encoder()
         self._runs: dict[tuple[str, Budget], RunDrawing] = {}
@@ -73,13 +73,9 @@ class TimelineFile(NewFile):
     def _drawing(self, run: tuple[str, Budget]) -> RunDrawing:
         if run not in self._runs:
             spec, budget = run
+            name = f"{spec} (cache {budget})"
             self._runs[run] = RunDrawing(
-                self._encoder,
-                len(self._runs) + 1,
-                f"{spec}, cache {budget}",
-                self._description,
-                self._layers,
-                self._expert_bytes,
+                self._encoder, name, self._about, self._layers, self._expert_bytes
             )
         return self._runs[run]
 

@@ -1,16 +1,20 @@
-"""Perfetto's protobuf encoding: tracks, slices with arguments, and counters.
+"""Perfetto's protobuf encoding: processes, threads, slices with arguments, and counters.
 
 Everything is written on one packet sequence. Names are interned, so a slice costs tens of bytes.
 Timestamps are integer nanoseconds from 0 on. Tracks are numbered in the order in which they are
 made, so the same calls give the same bytes.
 
-Source: https://perfetto.dev/docs/reference/synthetic-track-event.
+What works one thing after another is a thread: of the children of a process, only threads are
+shown in an order that the trace can choose.
+
+Source: https://perfetto.dev/docs/reference/synthetic-track-event, and the comments of
+protos/perfetto/trace/track_event/track_descriptor.proto at v59.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oled_sim.errors import UsageError
 
@@ -23,6 +27,10 @@ SEQUENCE = 1
 
 ROOT = 0
 """Perfetto's track above all processes."""
+
+PIDS = 100
+"""Processes are numbered in steps of this, and their threads from there on: in a trace, a thread's
+number must be no other thread's and no process's."""
 
 Arguments = Mapping[str, int | float | str]
 
@@ -57,6 +65,13 @@ class Interned:
         return len(self._numbers), True
 
 
+class Process(NamedTuple):
+    """A process of a trace: its track, and its number."""
+
+    track: int
+    pid: int
+
+
 class Encoder:
     """Turns tracks, slices and counters into packets.
 
@@ -72,6 +87,7 @@ class Encoder:
         self._new_builder = TraceProtoBuilder
         self._builder: TraceProtoBuilder = TraceProtoBuilder()
         self._tracks = ROOT
+        self._processes = 0
         self._names, self._categories, self._arguments = Interned(), Interned(), Interned()
         self._open_sequence()
 
@@ -81,21 +97,29 @@ class Encoder:
         self._builder = self._new_builder()
         return data
 
-    def process(self, pid: int, name: str, description: str) -> int:
-        """Add a process, shown in the order of ``pid``; return its track."""
-        found = self._descriptor(ROOT, name, pid)
-        found.process.pid = pid
+    def process(self, name: str) -> Process:
+        """Add a process, shown below those before it."""
+        self._processes += 1
+        found = self._descriptor(self._processes)
+        found.process.pid = self._processes * PIDS
         found.process.process_name = name
-        found.description = description
+        return Process(found.uuid, found.process.pid)
+
+    def thread(self, process: Process, name: str, rank: int) -> int:
+        """Add a thread, at place ``rank`` from 1 on among those of a process; return its track."""
+        found = self._descriptor(rank)
+        found.thread.pid = process.pid
+        found.thread.tid = process.pid + rank
+        found.thread.thread_name = name
         return found.uuid
 
-    def track(self, parent: int, name: str, rank: int) -> int:
-        """Add a track below another one, at place ``rank`` among its siblings; return it."""
-        return self._descriptor(parent, name, rank).uuid
+    def group(self, process: Process, name: str) -> int:
+        """Add a track that holds others; return it."""
+        return self._named(process.track, name, 0).uuid
 
-    def counter(self, parent: int, name: str, rank: int, unit: str) -> int:
-        """Add a counter that counts ``unit``; return its track."""
-        found = self._descriptor(parent, name, rank)
+    def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
+        """Add a counter of ``unit`` to a process, or at place ``rank`` to a group; return it."""
+        found = self._named(parent, name, rank)
         found.counter.unit_name = unit
         return found.uuid
 
@@ -127,26 +151,30 @@ class Encoder:
         event.counter_value = value
 
     def _open_sequence(self) -> None:
-        """Start with no interned names, and a root that lets processes say their order."""
+        """Start with no interned names, and let processes and threads say their order."""
         packet = self._builder.add_packet()
         packet.trusted_packet_sequence_id = SEQUENCE
         packet.sequence_flags = self._protos.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        packet.track_descriptor.uuid = ROOT
-        packet.track_descriptor.process_ordering = (
-            self._protos.TrackDescriptor.PROCESS_ORDERING_EXPLICIT
-        )
+        root, kinds = packet.track_descriptor, self._protos.TrackDescriptor
+        root.uuid = ROOT
+        root.process_ordering = kinds.PROCESS_ORDERING_EXPLICIT
+        root.thread_ordering = kinds.THREAD_ORDERING_EXPLICIT
 
-    def _descriptor(self, parent: int, name: str, rank: int) -> protos.TrackDescriptor:
+    def _descriptor(self, rank: int) -> protos.TrackDescriptor:
         packet = self._builder.add_packet()
         packet.trusted_packet_sequence_id = SEQUENCE
         found = packet.track_descriptor
         self._tracks += 1
         found.uuid = self._tracks
-        if parent != ROOT:
-            found.parent_uuid = parent
-        found.name = name
         found.sibling_order_rank = rank
+        return found
+
+    def _named(self, parent: int, name: str, rank: int) -> protos.TrackDescriptor:
+        found = self._descriptor(rank)
+        found.parent_uuid = parent
+        found.name = name
         found.child_ordering = self._protos.TrackDescriptor.EXPLICIT
+        found.sibling_merge_behavior = self._protos.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
         return found
 
     def _packet(self, time_ns: int) -> protos.TracePacket:

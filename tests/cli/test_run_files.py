@@ -182,8 +182,11 @@ def test_timeline_shows_the_first_counted_request_of_every_run(trace, tmp_path):
     assert "TPOT" in out
     processes, slices = timeline(path)
     assert processes == [
-        "lru, cache 2", "oled, cache 2", "lru, cache 75497472 bytes", "oled, cache 75497472 bytes",
-    ]  # fmt: skip
+        "lru (cache 2)",
+        "oled (cache 2)",
+        "lru (cache 75497472 bytes)",
+        "oled (cache 75497472 bytes)",
+    ]
     before = path.read_bytes()
     code, _, err = run(*arguments)
     assert (code, path.read_bytes()) == (2, before)

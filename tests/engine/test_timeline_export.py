@@ -47,6 +47,8 @@ class Timeline:
     """A trace as Perfetto's trace processor sees it, by (process, track)."""
 
     processes: list = field(default_factory=list)
+    threads: dict = field(default_factory=dict)  # by process and rank
+    numbers: dict = field(default_factory=dict)  # pids and tids
     slices: dict = field(default_factory=dict)
     counters: dict = field(default_factory=dict)
 
@@ -56,7 +58,7 @@ def read(path):
     trace = Trace()
     trace.ParseFromString(path.read_bytes())
     strings = {"event_names": {}, "event_categories": {}, "debug_annotation_names": {}}
-    found, names, open_slices, events = Timeline(), {0: ("",)}, {}, []
+    found, names, open_slices, events = Timeline(), {}, {}, []
     for i, packet in enumerate(trace.packet):
         assert packet.trusted_packet_sequence_id == 1
         for kind, known in strings.items():
@@ -96,11 +98,23 @@ def read(path):
 def _add_track(found, names, descriptor):
     if descriptor.uuid == 0:
         assert descriptor.process_ordering == TrackDescriptor.PROCESS_ORDERING_EXPLICIT
+        assert descriptor.thread_ordering == TrackDescriptor.THREAD_ORDERING_EXPLICIT
         return
     assert descriptor.uuid not in names
+    process, thread = descriptor.process, descriptor.thread
     if descriptor.HasField("process"):
-        found.processes.append((descriptor.process.pid, descriptor.process.process_name))
-        names[descriptor.uuid] = (descriptor.process.process_name,)
+        assert process.pid not in found.numbers
+        assert descriptor.sibling_order_rank == len(found.processes) + 1
+        found.numbers[process.pid] = process.process_name
+        found.processes.append(process.process_name)
+        names[descriptor.uuid] = (process.process_name,)
+    elif descriptor.HasField("thread"):
+        # The trace processor takes a number that it has seen for the same thread or process.
+        assert thread.tid not in found.numbers
+        found.numbers[thread.tid] = thread.thread_name
+        names[descriptor.uuid] = (found.numbers[thread.pid], thread.thread_name)
+        rank = descriptor.sibling_order_rank
+        found.threads.setdefault(found.numbers[thread.pid], {})[rank] = thread.thread_name
     else:
         names[descriptor.uuid] = (*names[descriptor.parent_uuid], descriptor.name)
 
@@ -149,7 +163,10 @@ def test_two_events_by_hand(tmp_path):
     found = write(
         tmp_path / "t", run.record, layers=(1, 4), expert_bytes=np.full(2, 6 * MIB), name="lru"
     )
-    assert found.processes == [(1, "lru, cache 4")]
+    assert found.processes == ["lru (cache 4)"]
+    assert found.threads["lru (cache 4)"] == {
+        1: "requests, passes, layers", 2: "GPU", 3: "H2D copy engine", 4: "CPU workers",
+    }  # fmt: skip
     lanes = {name[-1]: slices for name, slices in found.slices.items()}
     assert [s[:5] for s in lanes["GPU"]] == [
         (0, 145_000, "embedding + dense layers", "start", {"pass": 0}),
@@ -180,7 +197,7 @@ def test_two_events_by_hand(tmp_path):
         (637_000, 849_000, "layer 4", 2),
     ]
     whole = next(s for s in lanes["requests, passes, layers"] if s.depth == 1).arguments
-    expected = {"kind": "prefill", "requests": "3", "block": 0, "tokens": 2, "context_tokens": 9}
+    expected = {"kind": "prefill", "requests": "3", "block": 0, "tokens": 2, "kept_tokens": 9}
     assert whole.items() >= expected.items()
     # GPU: 145 + 130 + 20 + 52 + 52 + 10, 130 + 52 + 20 + 10, 200; H2D: two copies.
     assert (whole["gpu_busy_us"], whole["h2d_busy_us"]) == (821.0, 300.0)
@@ -228,10 +245,10 @@ def test_prefetch_and_late_by_hand(tmp_path):
         (875_000, 1_175_000, "prefetch 6"),
     ]
     assert copies[2].arguments == {"pass": 1, "layer": 2, "expert": 6, "bytes": 6 * MIB}
-    waiting = found.counters["by-hand, cache 4", "prefetches waiting"]
+    waiting = found.counters["by-hand (cache 4)", "prefetches waiting"]
     # Both from 275 on, then one after another.
     assert waiting[:4] == [(0, 0), (275_000, 2), (575_000, 1), (875_000, 0)]
-    staging = found.counters["by-hand, cache 4", "staging slots in use"]
+    staging = found.counters["by-hand (cache 4)", "staging slots in use"]
     assert staging[:4] == [(0, 0), (275_000, 1), (1_175_000, 0), (staging[-1][0], 0)]
 
 
@@ -411,13 +428,13 @@ def test_counters_show_what_the_event_table_says(ended):
     course = record.course
     counts = dict(zip(EVENT_COUNTS, course.counts.T, strict=True))
     gates = [round(float(time) * 1e3) for time in course.times[:, 1]]
-    total = found.counters["run, cache 4", "residents"]
+    total = found.counters["run (cache 4)", "residents"]
     for v, gate in enumerate(gates):
         name = f"residents of layer {GEOMETRY.layers[course.event_layer[v]]}"
-        counter = found.counters["run, cache 4", "residents by layer", name]
+        counter = found.counters["run (cache 4)", "residents by layer", name]
         assert value_at(counter, gate - 1) == counts["residents_before"][v]
         assert value_at(total, gate) * 6 * MIB == counts["pool_bytes"][v]
-    staging = found.counters["run, cache 4", "staging slots in use"]
+    staging = found.counters["run (cache 4)", "staging slots in use"]
     assert max(value for _, value in staging) == counts["staging_peak"].max() == 3
 
 
@@ -434,7 +451,7 @@ def test_same_run_same_bytes(tmp_path):
 @pytest.mark.parametrize(("drawn", "shown"), [(1, [1]), (2, [1, 2]), (9, [1, 2, 3])])
 def test_first_counted_requests_are_drawn_one_after_another(tmp_path, drawn, shown):
     _, records, found = simulate(tmp_path / "t", parse_policy("lru"), COSTS["odd"], drawn=drawn)
-    work = found.slices["run, cache 4", "requests, passes, layers"]
+    work = found.slices["run (cache 4)", "requests, passes, layers"]
     whole = [s for s in work if s.depth == 0]
     assert [s.arguments for s in whole] == [{"request": r} for r in shown]
     assert whole[0].begin == 0  # the warm-up request left no gap
@@ -446,13 +463,13 @@ def test_cold_start_sets_the_clock_of_the_run_back_but_not_the_timeline(tmp_path
     _, records, found = simulate(tmp_path / "t", Erratic(seed=2), COSTS["odd"], drawn=3, cold=True)
     assert [r.course.pass_times[0, 0] for r in records] == [0.0] * 3
     check_nesting(found)
-    whole = [s for s in found.slices["run, cache 4", "requests, passes, layers"] if s.depth == 0]
+    whole = [s for s in found.slices["run (cache 4)", "requests, passes, layers"] if s.depth == 0]
     assert all(a.end == b.begin for a, b in pairwise(whole))
 
 
 def test_batch_is_one_slice(tmp_path):
     _, _, found = simulate(tmp_path / "t", parse_policy("lru"), COSTS["plain"], batch=3)
-    work = found.slices["run, cache 4", "requests, passes, layers"]
+    work = found.slices["run (cache 4)", "requests, passes, layers"]
     (whole,) = (s for s in work if s.depth == 0)
     assert (whole.name, whole.arguments) == ("requests 1–3", {"requests": "1, 2, 3"})
 
@@ -467,8 +484,8 @@ def test_every_policy_and_cache_is_a_process_in_the_order_given(tmp_path):
         source = MemoryTrace(GEOMETRY, requests(3))
         simulate_all(source, contenders, COSTS["plain"], observe=file.add, keep_log=True)
     found = read(tmp_path / "t")
-    names = ["oled, cache 2", "lru, cache 2", "oled, cache 6", "lru, cache 6"]
-    assert found.processes == list(enumerate(names, start=1))
+    names = ["oled (cache 2)", "lru (cache 2)", "oled (cache 6)", "lru (cache 6)"]
+    assert found.processes == names
     assert {name[0] for name in found.slices} == set(names)
 
 
