@@ -21,7 +21,7 @@ through the hooks with a complete example.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from oled_sim.engine.whatif import LayerTimer
 
 __all__ = [
+    "Compiled",
     "Event",
+    "Gate",
     "Lane",
     "LayerHistory",
     "PassEnd",
@@ -193,6 +195,38 @@ class Prefetch(NamedTuple):
     priority: float
 
 
+class Gate(NamedTuple):
+    """What a kernel of :meth:`Policy.compiled` may read: the events of a batch, whole arrays.
+
+    V events, N routing rows; event v has the rows ``rows[v]:rows[v + 1]`` and the activated experts
+    ``offset[v]:offset[v + 1]``. Reading another event than v is reading the future.
+
+    Attributes:
+        rows: int64 [V + 1]. routes: uint8/uint16 [N, k]. gates: float32 [N, k], or NaN [1, 1].
+        confidence: float64 [N]. offset: int64 [V + 1]. experts, tokens: int64 [ΣA].
+    """
+
+    rows: NDArray[np.int64]
+    routes: NDArray[Any]
+    gates: NDArray[np.float32]
+    confidence: NDArray[np.float64]
+    offset: NDArray[np.int64]
+    experts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+
+class Compiled(NamedTuple):
+    """A policy's decision as a kernel, see :meth:`Policy.compiled`.
+
+    ``decide(own, gate, v, layer, resident, lanes, scores)`` fills ``lanes`` int64 [A] and
+    ``scores`` float64 [E] for event ``v``; it is compiled by :func:`oled_sim.engine.jit.lean`.
+    ``own``: a tuple of arrays and numbers, handed on as it is.
+    """
+
+    decide: Callable[..., None]
+    own: tuple[Any, ...]
+
+
 def param(default: Any, help: str, *, name: str | None = None) -> Any:
     """Declare a policy parameter with its default and one line of help.
 
@@ -306,6 +340,15 @@ class Policy:
         """Clairvoyant bounds only (needs ``"future"``): set the residents before the gate, free.
 
         Returns expert ids, at most ``event.capacity``; None leaves the pool as it is.
+        """
+        return None
+
+    def compiled(self) -> Compiled | None:
+        """After ``place``: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
+
+        The engine then runs whole batches without calling either. Only for policies without
+        ``prefetch``, ``rescore`` and ``reside``; other hooks are called as ever, ``score`` among
+        them where there is no event. Not inherited: a subclass must offer its own.
         """
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled_sim.costs.tables import cpu_experts_us
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import kernel, lean
 from oled_sim.engine.whatif import layer_us
 
 # ruff: noqa: ANN001, ANN202
@@ -37,7 +37,7 @@ def priorities(routes, gates, weight, experts):
     return p
 
 
-@kernel
+@lean
 def split_cooperatively(
     lanes, queue, tables, layer, rows, tokens, priority, decided, mean_tokens, reuse_weight,
     swaps, slack,
@@ -75,7 +75,7 @@ def split_cooperatively(
     )  # fmt: skip
 
 
-@kernel
+@lean
 def _swap(
     lanes, queue, tables, layer, rows, tokens, priority, decided, worth_us, swaps, least, most,
     count,
@@ -109,7 +109,7 @@ def _swap(
         best = found
 
 
-@kernel
+@lean
 def _change(decided, leaves, enters, lane_of_leaving, lane_of_entering):
     if leaves >= 0:
         decided[leaves] = lane_of_leaving
@@ -117,7 +117,7 @@ def _change(decided, leaves, enters, lane_of_leaving, lane_of_entering):
         decided[enters] = lane_of_entering
 
 
-@kernel
+@lean
 def _objective(lanes, queue, tables, layer, rows, tokens, priority, decided, worth_us):
     """Return J = T_comp − λ Σ p over the transferred, in µs."""
     value = 0.0
@@ -127,7 +127,7 @@ def _objective(lanes, queue, tables, layer, rows, tokens, priority, decided, wor
     return layer_us(lanes, queue, tables, layer, rows, tokens, decided) - worth_us * value
 
 
-@kernel
+@lean
 def _lowest(decided, lane, value):
     """Return the entry of ``lane`` with the least value, of equal ones the first; -1 for none."""
     best = -1
@@ -137,7 +137,7 @@ def _lowest(decided, lane, value):
     return best
 
 
-@kernel
+@lean
 def _highest(decided, lane, value):
     """Return the entry of ``lane`` with the greatest value, of equal ones the last; -1 for none."""
     best = -1

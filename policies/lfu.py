@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.policy import Event, Policy, RequestInfo, Setting, param
+from oled_sim.policy import Compiled, Event, Policy, RequestInfo, Setting, param
 
+from ._kernels import decide_lfu, split_data
 from ._load_split import Dispatch, split_by_load
 
 
@@ -57,3 +58,8 @@ class LFU(Policy):
         if event is not None:
             self._counts[layer, event.experts] += 1 if self.count == "event" else event.tokens
         return self._counts[layer]
+
+    def compiled(self) -> Compiled:
+        """Offer the same as a kernel."""
+        how = split_data(self._setting, self.dispatch_by)
+        return Compiled(decide_lfu, (how, self._counts, self.count == "tokens"))

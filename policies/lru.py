@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.policy import Event, Policy, Setting, param
+from oled_sim.policy import Compiled, Event, Policy, Setting, param
 
+from ._kernels import decide_lru, split_data
 from ._load_split import Dispatch, split_by_load
 
 
@@ -37,3 +38,7 @@ class LRU(Policy):
         if self.dispatch_by == "load":
             return split_by_load(event, self._setting)
         return super().dispatch(event)
+
+    def compiled(self) -> Compiled:
+        """Offer the same as a kernel."""
+        return Compiled(decide_lru, split_data(self._setting, self.dispatch_by))

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.errors import UsageError
-from oled_sim.policy import Event, LayerHistory, Policy, Setting, param
+from oled_sim.policy import Compiled, Event, LayerHistory, Policy, Setting, param
 
 from ._cooperative import priorities, split_cooperatively
+from ._kernels import PSI as PSI_NUMBER
+from ._kernels import STALE, decide_oled, split_data
 from ._load_split import split_by_load
 
 PSI = {"linear": np.positive, "square": np.square, "sqrt": np.sqrt, "one": np.ones_like}
@@ -143,6 +145,22 @@ class OLED(Policy):
         if event is None:
             return self._last[layer]
         return self._ranked(layer, event, self._priority)
+
+    def compiled(self) -> Compiled:
+        """Offer dispatch and score as a kernel."""
+        timer = self._setting.timer
+        own = (
+            split_data(self._setting, self.dispatch_by),
+            PSI_NUMBER[self.psi],
+            STALE[self.stale],
+            timer.lanes,
+            timer.queue,
+            timer.tables,
+            (float(self.mean_tokens), float(self.reuse_weight), self.swaps, float(self.slack)),
+            self._last,
+            np.empty(self.experts),
+        )
+        return Compiled(decide_oled, own)
 
     def revise(self, layer: int, event: Event) -> NDArray[np.float64]:
         """Return the priorities under the confidence of the pass itself."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import inlined, kernel
+from oled_sim.engine.jit import inlined, lean
 from oled_sim.engine.retention import add_candidate, add_pool, add_residents, retain
 from oled_sim.engine.state import (
     APPROACHING,
@@ -123,7 +123,7 @@ SETTLE, RUN_ON = 1, 2
 """What :func:`proceed` does; add them for both."""
 
 
-@kernel
+@lean
 def proceed(state, course, tables, what, decided, scores):
     """Settle a decision at a gate, run on to the next one, or both in one call.
 
@@ -517,7 +517,7 @@ def _note_window(window, row, experts):
         window[3] += row[N_HITS] / row[N_CAPACITY]
 
 
-@kernel
+@lean
 def admit(state, scores):
     """Let an arrived prefetch into its pool, or drop it. Return 0 or NAN_SCORE."""
     pools, work = state.pools, state.lanes.work
@@ -550,7 +550,7 @@ def admit(state, scores):
     return 0
 
 
-@kernel
+@lean
 def shrink(state, layer):
     """Drop the lowest-scored residents of a layer that exceed its capacity."""
     pools, work = state.pools, state.lanes.work
@@ -560,7 +560,7 @@ def shrink(state, layer):
         _drop(work, pools, layer, pools.candidates[i] % pools.resident.shape[1])
 
 
-@kernel
+@lean
 def ask_prefetches(state, wanted, replace):
     """Queue prefetches: float64 [n, 3] of layer, expert, priority; ``replace`` what is queued."""
     work, queue = state.lanes.work, state.queue
@@ -584,7 +584,7 @@ def _on_its_way(state, layer, expert):
     return False
 
 
-@kernel
+@lean
 def set_residents(state, layer, ids):
     """Make exactly ``ids`` resident in a layer, free of charge.
 

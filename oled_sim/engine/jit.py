@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from numba import config, njit
 from numba.core.caching import FunctionCache
 
-__all__ = ["inlined", "is_compiled", "kernel"]
+__all__ = ["inlined", "is_compiled", "kernel", "lean", "specialised"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,11 +39,71 @@ class _SourceKeyedCache(FunctionCache):
         return (super()._index_key(sig, codegen), _SOURCES)
 
 
+class _SpecialisedCache(FunctionCache):
+    """The cache of a loop that is compiled for one function: whose sources are in the key too."""
+
+    def __init__(self, loop: Any, function: Any) -> None:
+        super().__init__(loop)
+        plain = getattr(function, "py_func", function)
+        self._which = (plain.__module__, plain.__qualname__, _sources_of(plain))
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        # numba would hash the closure, whose pickled form differs from process to process.
+        return (sig, codegen.magic_tuple(), self._which, _SOURCES)
+
+
+def _sources_of(function: Any) -> str:
+    """Return a hash over the file of a function, those beside it in its package, and likewise for
+    every kernel that it calls by a global name.
+    """  # fmt: skip
+    files, seen, left = set(), set(), [function]
+    while left:
+        plain = left.pop()
+        if plain in seen:
+            continue
+        seen.add(plain)
+        path = Path(plain.__code__.co_filename)
+        beside = path.parent.glob("*.py") if (path.parent / "__init__.py").exists() else [path]
+        files.update(beside)
+        called = (plain.__globals__.get(name) for name in plain.__code__.co_names)
+        left += [f.py_func for f in called if hasattr(f, "py_func")]
+    contents = [f.read_bytes() for f in sorted(files) if f.is_file()]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()
+
+
 def kernel(function: F) -> F:
     """Compile ``function`` without the interpreter lock, cached on disk where that is possible."""
+    return _compile(function, nogil=True)
+
+
+def lean(function: F) -> F:
+    """Compile a kernel that allocates no array: it counts no references, which is most of its time.
+
+    Arrays that it is given outlive the call, so nothing has to be counted. It may take views of
+    them (``a[i]``, ``a[i:j]``) and call other kernels, but must return numbers only. numba refuses
+    to compile it when it allocates.
+    """
+    return _compile(function, nogil=True, _nrt=False)
+
+
+def specialised(loop: F, function: Any) -> F:
+    """Compile a closure over one kernel, ``function``, as :func:`lean` does.
+
+    It is cached under the name and the sources of that kernel: numba's own cache does not tell
+    closures over different functions apart from one process to the next.
+    """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return loop
+    dispatcher: Any = njit(nogil=True, _nrt=False)(loop)
+    with contextlib.suppress(RuntimeError):
+        dispatcher._cache = _SpecialisedCache(loop, function)
+    return dispatcher
+
+
+def _compile(function: F, **options: Any) -> F:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return function
-    dispatcher: Any = njit(nogil=True)(function)
+    dispatcher: Any = njit(**options)(function)
     # What `Dispatcher.enable_caching` does, with our key. Without a writable folder for the cache
     # numba raises RuntimeError: compile in every process then.
     with contextlib.suppress(RuntimeError):

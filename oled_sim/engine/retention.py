@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import inlined, kernel
+from oled_sim.engine.jit import inlined, lean
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
 
-@kernel
+@lean
 def add_candidate(pools, n, layer, expert):
     """Append a candidate; return the new number of candidates."""
     pools.candidates[n] = layer * pools.resident.shape[1] + expert
@@ -23,7 +23,7 @@ def add_candidate(pools, n, layer, expert):
     return n + 1
 
 
-@kernel
+@lean
 def add_residents(pools, n, layer):
     """Append the residents of a layer; return the new number of candidates."""
     for expert in range(pools.resident.shape[1]):
@@ -32,7 +32,7 @@ def add_residents(pools, n, layer):
     return n
 
 
-@kernel
+@lean
 def add_pool(pools, n, layer, whole):
     """Append the residents of the pool that serves ``layer``: the layer's, or all of them."""
     if not whole:
@@ -42,7 +42,7 @@ def add_pool(pools, n, layer, whole):
     return n
 
 
-@kernel
+@lean
 def retain(pools, n, limit_bytes):
     """Keep the best of ``n`` candidates within ``limit_bytes``.
 

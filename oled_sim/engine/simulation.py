@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
-from oled_sim.engine import events
+from oled_sim.engine import compiled, events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget, apportion, uniform_capacity
 from oled_sim.engine.hooks import Hooks, own_copy
@@ -43,6 +43,7 @@ from oled_sim.engine.whatif import LayerTimer
 from oled_sim.errors import ProfileError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import (
+    Compiled,
     Event,
     LayerHistory,
     PassEnd,
@@ -223,13 +224,57 @@ class Simulation:
         pools.fresh_event[:] = -1
         self.work[PASS] = 0
         self._begin_requests(group)
-        for _ in range(batch.passes):
-            self._run_pass(batch, course, log)
+        while self.work[PASS] < batch.passes:
+            offered = None if self.keep_log else self._compiled()
+            if offered is None:
+                self._run_pass(batch, course, log)
+            else:
+                self._run_passes(batch, course, offered)
         self._end_requests(batch, course)
         self._count_leftovers()
         if log is None:
             return GroupRecord(group, batch, course)
         return GroupRecord(group, batch, course, *log.finish())
+
+    def _compiled(self) -> Compiled | None:
+        """Return the policy's kernel if it can take the place of the hooks in this run."""
+        replaced = ("prefetch", "reside", *(() if self._per_layer else ("rescore",)))
+        if any(self.hooks.overrides[hook] for hook in replaced):
+            return None
+        return compiled.offered(self.policy)
+
+    def _run_passes(self, batch: Batch, course: Course, offered: Compiled) -> None:
+        """Run compiled to the next end of a pass at which Python has something to do."""
+        hooks, work = self.hooks, self.work
+        first = hooks.pass_index = int(work[PASS])
+        until = first + 1 if self._asks_after_pass else batch.passes
+        loop, gate = compiled.loop_for(offered.decide), compiled.gate_of(batch, batch.confidence)
+        experts = self.geometry.experts
+        scratch = np.empty(experts, np.int64), np.empty(experts)
+        stop = ARRIVED
+        while stop != PASS_ENDED:
+            stop = loop(self.state, course, self.costs.tables, gate, offered.own, *scratch, until)
+            v = min(int(work[EVENT]), len(course.event_pass) - 1)  # beyond the last at the end
+            hooks.pass_index = int(course.event_pass[v])
+            hooks.layer = int(course.event_layer[v])
+            hooks.request = int(batch.owner[batch.rows[v]])
+            if stop == ARRIVED:
+                layer = int(self.state.queue.arrived[0])
+                stop = events.admit(self.state, hooks.score(layer, None)) or ARRIVED
+            if stop == OUTSIDE_PROFILE:
+                self._outside_profile()
+            elif stop < 0:
+                raise hooks.explain(stop, int(work[PROBLEM]))
+        hooks.layer = -1
+        for p in range(first, until):
+            self._end_pass(batch, p)
+
+    @property
+    def _asks_after_pass(self) -> bool:
+        """Whether the policy has a say at the end of a pass."""
+        overrides = self.hooks.overrides
+        revises = self.rules.confidence == "end" and overrides["revise"]
+        return revises or overrides["end_iteration"] or self.hooks.allocation_period > 0
 
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         hooks, p = self.hooks, int(self.work[PASS])

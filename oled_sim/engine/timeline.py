@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled_sim.costs.tables import cpu_experts_us, cpu_link_us, gpu_experts_us
-from oled_sim.engine.jit import inlined, kernel
+from oled_sim.engine.jit import inlined, lean
 from oled_sim.engine.state import (
     ARRIVALS,
     ARRIVED,
@@ -97,7 +97,7 @@ TIE_US = 1e-6
 """Completions closer than a picosecond are one instant: float64 sums differ by less than that."""
 
 
-@kernel
+@lean
 def start(time, work, lane, kind, duration_us, layer, expert, experts, tokens):
     """Start a job on an idle lane; its duration is what it takes with the other lanes idle."""
     work[KIND + lane] = kind
@@ -128,7 +128,7 @@ def _cause(time, lane):
     return -1
 
 
-@kernel
+@lean
 def step(time, work, interference, log):
     """Advance to the next completion. Return the set of lanes (bits) whose job ended."""
     busy = 0
@@ -175,7 +175,7 @@ def _end(time, work, lane, log):
     work[KIND + lane] = IDLE
 
 
-@kernel
+@lean
 def open_gate(time):
     """Mark now as the gate: chains of waiting are counted from here."""
     time[GATE] = time[NOW]
@@ -183,7 +183,7 @@ def open_gate(time):
         time[PATH + i] = 0.0
 
 
-@kernel
+@lean
 def finish_gpu(lanes, queue, tables):
     """Run until the GPU lane is free. Return DECIDE, or ARRIVED when a prefetch arrived before."""
     time, work, log = lanes.time, lanes.work, lanes.log
@@ -199,7 +199,7 @@ def finish_gpu(lanes, queue, tables):
     return DECIDE
 
 
-@kernel
+@lean
 def finish_layer(lanes, queue, tables, whole):
     """Run the event's plan to the end of all lanes.
 
@@ -378,7 +378,7 @@ def _hold_arrival(work, held):
     work[HELD] += 1
 
 
-@kernel
+@lean
 def enqueue(work, queue, layer, expert, priority):
     """Queue a prefetch; one that is queued already takes the new priority and a new turn."""
     row = queue.place[layer, expert]
@@ -393,7 +393,7 @@ def enqueue(work, queue, layer, expert, priority):
     work[SEQUENCE] += 1
 
 
-@kernel
+@lean
 def dequeue(work, queue, row):
     """Remove an entry of the queue; the last one takes its row."""
     last = work[QUEUED] - 1

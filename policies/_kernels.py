@@ -1,0 +1,125 @@
+"""What lru, lfu and oled decide at a gate, as kernels: bit for bit what their hooks answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from oled_sim.engine.jit import lean
+from oled_sim.policy import Setting
+
+from ._cooperative import split_cooperatively
+from ._load_split import load_split
+
+# ruff: noqa: ANN001, ANN202
+
+BY_TRANSFER, ON_CPU = 1, 2
+DISPATCH = {"transfer": 0, "load": 1, "coop": 2}
+STALE = {"recency": 0, "last_priority": 1, "id": 2}
+PSI = {"linear": 0, "square": 1, "sqrt": 2, "one": 3}
+LOAD, COOP = 1, 2
+LAST_PRIORITY, BY_ID = 1, 2
+SQUARE, SQRT, ONE = 1, 2, 3
+
+
+def split_data(setting: Setting, dispatch: str) -> tuple[Any, ...]:
+    """Return what :func:`split` reads: the rule, costs, and scratch int64 [2, E]."""
+    scratch = np.zeros((2, setting.routing.experts), np.int64)
+    return DISPATCH[dispatch], setting.costs.tables, setting.timer.lanes.copy_us, scratch
+
+
+@lean
+def split(how, gate, v, layer, resident, lanes):
+    """Residents to the GPU, misses transferred or, by ``how``, split by load alone."""
+    rule, tables, copy_us, scratch = how
+    order, load = scratch[0], scratch[1]
+    first, misses = gate.offset[v], 0
+    for i in range(len(lanes)):
+        missed = not resident[gate.experts[first + i]]
+        lanes[i] = BY_TRANSFER if missed else 0
+        if missed and rule == LOAD:
+            tokens, at = gate.tokens[first + i], misses
+            while at > 0 and load[at - 1] < tokens:  # equals stay in order
+                order[at], load[at] = order[at - 1], load[at - 1]
+                at -= 1
+            order[at], load[at] = i, tokens
+            misses += 1
+    if misses > 0:
+        rows = gate.rows[v + 1] - gate.rows[v]
+        transfers = load_split(tables, load[:misses], rows, copy_us[layer])
+        for i in range(transfers, misses):
+            lanes[order[i]] = ON_CPU
+
+
+@lean
+def decide_lru(own, gate, v, layer, resident, lanes, scores):
+    """All equal: the engine falls back to the most recent use."""
+    split(own, gate, v, layer, resident, lanes)
+    scores[:] = 0.0
+
+
+@lean
+def decide_lfu(own, gate, v, layer, resident, lanes, scores):
+    """Count the event; ``own``: for :func:`split`, counts float64 [L, E], whether by tokens."""
+    how, counts, by_tokens = own
+    split(how, gate, v, layer, resident, lanes)
+    for i in range(gate.offset[v], gate.offset[v + 1]):
+        counts[layer, gate.experts[i]] += np.float64(gate.tokens[i]) if by_tokens else 1.0
+    for expert in range(len(scores)):
+        scores[expert] = counts[layer, expert]
+
+
+@lean
+def decide_oled(own, gate, v, layer, resident, lanes, scores):
+    """Work out priorities, split misses, rank.
+
+    ``own``: for :func:`split`; ψ and the order of stale residents by number; lanes, queue and
+    tables of a timer; the numbers of :func:`split_cooperatively`; the last priorities float64
+    [L, E]; scratch float64 [E].
+    """
+    how, psi, stale, lanes_model, queue, tables, numbers, last, active = own
+    first, n = gate.offset[v], len(lanes)
+    _priorities(gate, v, psi, scores)
+    split(how, gate, v, layer, resident, lanes)
+    for i in range(n):
+        active[i] = scores[gate.experts[first + i]]
+    if how[0] == COOP:
+        rows, tokens = gate.rows[v + 1] - gate.rows[v], gate.tokens[first : first + n]
+        mean_tokens, reuse_weight, swaps, slack = numbers
+        split_cooperatively(
+            lanes_model, queue, tables, layer, rows, tokens, active[:n], lanes, mean_tokens,
+            reuse_weight, swaps, slack,
+        )  # fmt: skip
+    for i in range(n):
+        last[layer, gate.experts[first + i]] = active[i]
+    if stale == LAST_PRIORITY:
+        for expert in range(len(scores)):
+            scores[expert] = last[layer, expert] - 2.0
+    elif stale == BY_ID:
+        for expert in range(len(scores)):
+            scores[expert] = -1.0 - expert
+    for i in range(n):
+        scores[gate.experts[first + i]] = active[i]
+
+
+@lean
+def _priorities(gate, v, psi, p):
+    """Fill p, float64 [E]: Σ gate · ψ(confidence) over each expert's tokens, normalised."""
+    p[:] = 0.0
+    total = 0.0
+    for row in range(gate.rows[v], gate.rows[v + 1]):
+        c = gate.confidence[row]
+        if psi == SQUARE:
+            c = c * c
+        elif psi == SQRT:
+            c = np.sqrt(c)
+        elif psi == ONE:
+            c = 1.0
+        for j in range(gate.routes.shape[1]):
+            share = np.float64(gate.gates[row, j]) * c
+            p[gate.routes[row, j]] += share
+            total += share
+    if total > 0.0:
+        for expert in range(len(p)):
+            p[expert] /= total
