@@ -16,6 +16,8 @@ from oled_sim.model.training.report import REPORT_FILE, read_report, write_atomi
 CARD_FILE = "MODEL_CARD.md"
 CURVE_FILE = "loss.png"
 
+_CALIBRATION = ("threshold", "source", "tokens", "tokens per pass", "confidence", "accuracy")
+
 
 def write_card(folder: Path) -> None:
     """Write the card and the loss curve beside a model's report."""
@@ -181,6 +183,7 @@ def _speed(report: Mapping[str, Any]) -> str:
         (
             threshold,
             source,
+            f"{figures['tokens']:,}",
             f"{figures['tokens_per_pass']:.2f}",
             f"{figures['confidence']:.3f}",
             f"{figures['accuracy']:.3f}",
@@ -202,7 +205,7 @@ passes.
 Held-out text, accepted positions filled with the true token (blocks independent): mean
 confidence of accepted tokens and share of them that are right.
 
-{_table(("threshold", "source", "tokens per pass", "confidence", "accuracy"), calibration)}
+{_table(_CALIBRATION, calibration)}
 """
 
 
