@@ -227,6 +227,10 @@ def _check_files(files: Files, force: bool) -> None:
         refuse_existing(path, force=force)
     if len({path.resolve() for path in wanted}) < len(wanted):
         raise UsageError("--out, --events and --timeline name the same file: give each its own")
+    if files.timeline_requests < 1:
+        raise UsageError(
+            f"a timeline of {files.timeline_requests} requests is empty: give 1 or more"
+        )
 
 
 def _costs(trace: Trace, geometry: str | None, profile: str | None, extrapolate: bool) -> LaneCosts:
@@ -257,49 +261,53 @@ def _simulate(
     sizes = own or [costs.geometry.expert_bytes] * len(trace.geometry.layers)
     expert_bytes = np.array(sizes, np.int64)
     needed = frozenset().union(*(c.policy.needs for c in contenders))
+    events = _event_file(files, trace, contenders, header)
+    timeline = _timeline_file(files, expert_bytes, header)
     with ExitStack() as stack, _progress() as progress:
-        observers: list[Observer] = []
-        if files.events is not None:
-            file = _event_file(files.events, trace, contenders, header)
-            observers.append(stack.enter_context(file).add)
-        if files.timeline is not None:
-            file = _timeline_file(files.timeline, files.timeline_requests, expert_bytes, header)
-            observers.append(stack.enter_context(file).add)
-
-        def observe(contender: Contender, record: GroupRecord) -> None:
-            for observer in observers:
-                observer(contender, record)
-
+        observers = [stack.enter_context(f).add for f in (events, timeline) if f is not None]
         return simulate_all(
             TraceSource(trace, needed | ALWAYS_READ),
             contenders,
             costs,
             rules,
             expert_bytes=expert_bytes,
-            observe=observe,
-            keep_log=files.timeline is not None,
+            observe=_all_of(observers),
+            keep_log=timeline.draws if timeline is not None else False,
             progress=progress,
         )
 
 
+def _all_of(observers: Sequence[Observer]) -> Observer:
+    def observe(contender: Contender, record: GroupRecord) -> None:
+        for observer in observers:
+            observer(contender, record)
+
+    return observe
+
+
 def _event_file(
-    path: Path, trace: Trace, contenders: list[Contender], header: dict[str, Any]
-) -> EventFile:
+    files: Files, trace: Trace, contenders: list[Contender], header: dict[str, Any]
+) -> EventFile | None:
     from oled_sim.engine.results import EventFile
 
+    if files.events is None:
+        return None
     policies = {c.spec: dict(c.policy.describe()) for c in contenders}
-    return EventFile(path, trace.geometry.layers, header | {"policies": policies})
+    return EventFile(files.events, trace.geometry.layers, header | {"policies": policies})
 
 
 def _timeline_file(
-    path: Path, requests: int, expert_bytes: NDArray[np.int64], header: dict[str, Any]
-) -> TimelineFile:
+    files: Files, expert_bytes: NDArray[np.int64], header: dict[str, Any]
+) -> TimelineFile | None:
+    if files.timeline is None:
+        return None
     from oled_sim.cli.run_table import facts
     from oled_sim.timeline_export import TimelineFile
 
+    layers, counted = header["routing_geometry"]["layers"], header["splits"]["counted"]
     about = {name.lower(): value for name, value in facts(header).items()}
-    layers = header["routing_geometry"]["layers"]
-    return TimelineFile(path, layers, expert_bytes, requests=requests, about=about)
+    drawn = counted[: files.timeline_requests]
+    return TimelineFile(files.timeline, layers, expert_bytes, requests=drawn, about=about)
 
 
 @contextmanager

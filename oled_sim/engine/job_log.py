@@ -32,6 +32,7 @@ class JobLog:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        state.lanes.work[LOGGED] = 0  # of groups whose log nobody wanted
         self._rows: list[NDArray[np.float64]] = []
         self._pass: list[int] = []
         self._residents: list[NDArray[np.int64]] = []

@@ -136,7 +136,7 @@ def simulate_all(
     *,
     expert_bytes: NDArray[np.int64] | None = None,
     observe: Observer | None = None,
-    keep_log: bool = False,
+    keep_log: bool | Callable[[Group], bool] = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Result]:
     """Run several contenders side by side, reading and preparing every request once.
@@ -150,7 +150,8 @@ def simulate_all(
         rules: how requests are run.
         expert_bytes: int64 [L], if they differ from the cost geometry's.
         observe: called after every group, for event tables and timelines.
-        keep_log: record every job of every lane for ``observe``.
+        keep_log: record every job of every lane for ``observe``, in all groups or in those it
+            is true of.
         progress: called with (runs of a request done, all of them).
 
     Raises:

@@ -9,34 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.output import NewFile
-from oled_sim.errors import UsageError
 from oled_sim.timeline_export.drawing import RunDrawing
 from oled_sim.timeline_export.packets import Arguments, Encoder, require_perfetto
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from oled_sim.engine.budget import Budget
+    from oled_sim.engine.rules import Group
     from oled_sim.engine.runner import Contender
     from oled_sim.engine.simulation import GroupRecord
 
 
 class TimelineFile(NewFile):
-    """A Perfetto trace of the first counted requests of every run.
+    """A Perfetto trace of some requests of every run.
 
-    Use as a context manager, and :meth:`add` as the observer of
-    :func:`~oled_sim.engine.runner.simulate_all` with ``keep_log=True``.
+    Use as a context manager, with :meth:`add` as the observer of
+    :func:`~oled_sim.engine.runner.simulate_all` and :meth:`draws` as its ``keep_log``.
 
     Args:
         path: the file.
         layers: the model's own indices of the MoE layers.
         expert_bytes: int64 [L], bytes of one expert per layer.
-        requests: how many counted requests to draw of each run; in batches, the batches that
-            these are part of.
+        requests: numbers of the counted requests to draw, None all; in batches, the batches
+            that these are part of.
         about: what the file says of every run, such as its trace, profile and rules.
 
     Raises:
-        UsageError: the package perfetto is absent, or ``requests`` is less than 1.
+        UsageError: the package perfetto is absent.
     """
 
     def __init__(
@@ -45,12 +45,10 @@ class TimelineFile(NewFile):
         layers: Sequence[int],
         expert_bytes: NDArray[np.int64],
         *,
-        requests: int = 1,
+        requests: Collection[int] | None = None,
         about: Arguments | None = None,
     ) -> None:
         super().__init__(path)
-        if requests < 1:
-            raise UsageError(f"a timeline of {requests} requests is empty: give 1 or more")
         require_perfetto()
         self._layers = tuple(layers)
         self._expert_bytes = expert_bytes
@@ -58,17 +56,17 @@ class TimelineFile(NewFile):
         self._requests = requests
         self._encoder = Encoder()
         self._runs: dict[tuple[str, Budget], RunDrawing] = {}
-        self._left: dict[tuple[str, Budget], int] = {}
+
+    def draws(self, group: Group) -> bool:
+        """Whether a group of requests is one of those to draw."""
+        wanted = self._requests is None or not set(self._requests).isdisjoint(group.requests)
+        return group.split == "counted" and wanted
 
     def add(self, contender: Contender, record: GroupRecord) -> None:
         """Draw a group of requests, if it is one of those to draw."""
-        run = (contender.spec, contender.budget)
-        left = self._left.setdefault(run, self._requests)
-        if record.group.split != "counted" or left <= 0:
-            return
-        self._left[run] = left - len(record.group.requests)
-        self._drawing(run).draw(record)
-        self._append(self._encoder.take())
+        if self.draws(record.group):
+            self._drawing((contender.spec, contender.budget)).draw(record)
+            self._append(self._encoder.take())
 
     def _drawing(self, run: tuple[str, Budget]) -> RunDrawing:
         if run not in self._runs:
