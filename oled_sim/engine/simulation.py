@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,8 @@ class Simulation:
         rules: how requests are run.
         expert_bytes: int64 [L], bytes of one expert per layer; by default the cost geometry's.
         name: what errors call the policy.
-        keep_log: record every job of every lane.
+        keep_log: record every job of every lane, in all groups or in those it is true of. Such
+            groups run gate by gate, never compiled as a whole; the results are the same.
 
     Raises:
         PolicyError: the policy breaks the contract.
@@ -96,7 +97,7 @@ class Simulation:
         *,
         expert_bytes: NDArray[np.int64] | None = None,
         name: str | None = None,
-        keep_log: bool = False,
+        keep_log: bool | Callable[[Group], bool] = False,
     ) -> None:
         self.rules = rules or Rules()
         self.geometry = geometry
@@ -219,13 +220,13 @@ class Simulation:
             self._load(self._initial)
             self.hooks.call("clear")
         course = batch.fresh_course()
-        pools, log = self.state.pools, JobLog(self.state) if self.keep_log else None
+        pools, log = self.state.pools, JobLog(self.state) if self._keeps_log(group) else None
         pools.fresh[:] = False
         pools.fresh_event[:] = -1
         self.work[PASS] = 0
         self._begin_requests(group)
         while self.work[PASS] < batch.passes:
-            offered = None if self.keep_log else self._compiled()
+            offered = self._compiled() if log is None else None
             if offered is None:
                 self._run_pass(batch, course, log)
             else:
@@ -235,6 +236,9 @@ class Simulation:
         if log is None:
             return GroupRecord(group, batch, course)
         return GroupRecord(group, batch, course, *log.finish())
+
+    def _keeps_log(self, group: Group) -> bool:
+        return self.keep_log(group) if callable(self.keep_log) else self.keep_log
 
     def _compiled(self) -> Compiled | None:
         """Return the policy's kernel if it can take the place of the hooks in this run."""
