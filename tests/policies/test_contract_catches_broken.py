@@ -7,7 +7,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from oled_sim.policy import Lane, Policy, Prefetch, param
+from oled_sim.policies._kernels import decide_lru, split_data
+from oled_sim.policies.lfu import LFU
+from oled_sim.policy import Compiled, Lane, Policy, Prefetch, param
 from oled_sim.testing.contract import PolicyContract
 
 
@@ -293,6 +295,14 @@ class HoldsFile(Sound):
 
 
 @dataclass
+class OtherKernel(LFU):
+    """Offers the kernel of another policy."""
+
+    def compiled(self):
+        return Compiled(decide_lru, split_data(self._setting, self.dispatch_by))
+
+
+@dataclass
 class NoDocstring(Sound):
     pass
 
@@ -320,6 +330,7 @@ def test_sound_policies_pass():
     assert failing(Sound) == set()
     assert failing(Seer, causal=False) == set()
     assert failing(Policy) == set()
+    assert failing(LFU) == set()
 
 
 def test_a_clairvoyant_must_be_called_one():
@@ -387,6 +398,7 @@ def test_a_mistake_of_most_runs_fails_most(policy, tests):
         (Unlisted, {"runs_on_a_trace_with_no_more_than_it_needs"}),
         (Fixed, {"laws_hold_while_capacities_change"}),
         (SameLayers, {"laws_hold_on_ragged_traces"}),
+        (OtherKernel, {"its_kernel_decides_as_its_hooks_do"}),
         (Unhelpful, {"is_a_documented_dataclass"}),
         (NoDocstring, {"is_a_documented_dataclass"}),
         (Untyped, {"parameters_can_be_given_by_users"}),
