@@ -202,8 +202,10 @@ class Gate(NamedTuple):
     ``offset[v]:offset[v + 1]``. Reading another event than v is reading the future.
 
     Attributes:
-        rows: int64 [V + 1]. routes: uint8/uint16 [N, k]. gates: float32 [N, k], or NaN [1, 1].
-        confidence: float64 [N]. offset: int64 [V + 1]. experts, tokens: int64 [ΣA].
+        rows: int64 [V + 1]. routes: uint8/uint16 [N, k].
+        gates: float32 [N, k]; NaN [1, 1] unless ``needs`` names ``gates``.
+        confidence: float64 [N]; NaN [1] unless ``needs`` names ``confidence``.
+        offset: int64 [V + 1]. experts, tokens: int64 [ΣA].
     """
 
     rows: NDArray[np.int64]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.fixed_costs import fill_fixed_costs
-from oled_sim.engine.routes import activated_sets, carry_confidence
+from oled_sim.engine.routes import activated_sets, carry_confidence, gate_masses
 from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES, PASS_COUNTS, PASS_TIMES, Course
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.schema import Kind, RequestTrace
@@ -28,43 +29,32 @@ CONFIDENCE_MODES = ("previous", "end", "current")
 class Batch:
     """Requests that run in lock step. B requests, P passes, V events, N routing rows.
 
+    What few policies look at is worked out when it is asked for first.
+
     Attributes:
         traces: the requests.
+        geometry: what they route over.
+        mode: which confidence is known at a gate, one of ``CONFIDENCE_MODES``.
         kind: uint8 [P], prefill only if every request present prefills; else denoise if any
             request denoises, else commit.
         block: int32 [P], of the first request present.
         event_pass, event_layer: int64 [V].
         rows: int64 [V + 1], routing rows of each event.
-        routes: uint8/uint16 [N, k]. gates: float32 [N, k] or None.
-        experts, tokens: int64 [ΣA] and gate_mass: float64 [ΣA] (NaN without gates), those of
-            event v from ``course.offset[v]`` on.
-        confidence: float64 [N], as known at the gate in the run's mode, 1 where unknown.
-        confidence_after: float64 [N], of the pass itself, 1 where unknown.
-        position: int32 [N]. state: uint8 [N]. owner: int32 [N], request of each row.
-        full_gate: float32 [V, E] or None; embedding: float32 [P, d] or None (means weighted by
-            tokens over the requests of the batch).
+        routes: uint8/uint16 [N, k].
+        experts, tokens: int64 [ΣA], those of event v from ``course.offset[v]`` on.
         context_tokens: int64 [P], tokens whose keys and values are kept during the pass.
         course: what kernels read; ``counts`` and ``times`` in it are filled by a run.
     """
 
     traces: tuple[RequestTrace, ...]
+    geometry: RoutingGeometry
+    mode: str
+    merged: Merged
     kind: NDArray[np.uint8]
     block: NDArray[np.int32]
-    event_pass: NDArray[np.int64]
-    event_layer: NDArray[np.int64]
-    rows: NDArray[np.int64]
     routes: NDArray[Any]
-    gates: NDArray[np.float32] | None
     experts: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    gate_mass: NDArray[np.float64]
-    confidence: NDArray[np.float64]
-    confidence_after: NDArray[np.float64]
-    position: NDArray[np.int32]
-    state: NDArray[np.uint8]
-    owner: NDArray[np.int32]
-    full_gate: NDArray[np.float32] | None
-    embedding: NDArray[np.float32] | None
     context_tokens: NDArray[np.int64]
     course: Course
 
@@ -72,6 +62,80 @@ class Batch:
     def passes(self) -> int:
         """Number of passes P, that of the longest request."""
         return len(self.kind)
+
+    @property
+    def event_pass(self) -> NDArray[np.int64]:
+        """int64 [V]."""
+        return self.course.event_pass
+
+    @property
+    def event_layer(self) -> NDArray[np.int64]:
+        """int64 [V], index into the geometry's layers."""
+        return self.course.event_layer
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """int64 [V + 1], routing rows of each event."""
+        return self.merged.rows
+
+    @cached_property
+    def gates(self) -> NDArray[np.float32] | None:
+        """float32 [N, k], or None."""
+        columns = [t.gates.astype(np.float32) for t in self.traces if t.gates is not None]
+        return self.merged.take(columns) if len(columns) == len(self.traces) else None
+
+    @cached_property
+    def gate_mass(self) -> NDArray[np.float64]:
+        """float64 [ΣA], NaN without gates."""
+        if self.gates is None:
+            return _frozen(np.full(len(self.experts), np.nan))
+        offset, experts = self.course.offset, self.geometry.experts
+        return _frozen(
+            gate_masses(self.rows, self.routes, self.gates, offset, self.experts, experts)
+        )
+
+    @cached_property
+    def confidence(self) -> NDArray[np.float64]:
+        """float64 [N], as known at the gate in the run's mode, 1 where unknown."""
+        if self.mode == "current":
+            return self.confidence_after
+        return self._per_row([_carried(t) for t in self.traces])
+
+    @cached_property
+    def confidence_after(self) -> NDArray[np.float64]:
+        """float64 [N], of the pass itself, 1 where unknown."""
+        return self._per_row(
+            [np.where(np.isnan(t.confidence), 1.0, t.confidence) for t in self.traces]
+        )
+
+    @cached_property
+    def position(self) -> NDArray[np.int32]:
+        """int32 [N]."""
+        return self._per_row([t.position for t in self.traces])
+
+    @cached_property
+    def state(self) -> NDArray[np.uint8]:
+        """uint8 [N], a ``TokenState`` each."""
+        return self._per_row([t.state for t in self.traces])
+
+    @cached_property
+    def owner(self) -> NDArray[np.int32]:
+        """int32 [N], request of each row."""
+        return self.merged.take([np.full(len(t.experts), t.request, np.int32) for t in self.traces])
+
+    @cached_property
+    def full_gate(self) -> NDArray[np.float32] | None:
+        """float32 [V, E] or None; means weighted by tokens over the requests of the batch."""
+        return _full_gate(self.merged, self.traces)
+
+    @cached_property
+    def embedding(self) -> NDArray[np.float32] | None:
+        """float32 [P, d] or None; means likewise."""
+        return _embedding(self.traces, self.passes)
+
+    def _per_row(self, columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Return one value per routing row, from one per token of each request."""
+        return self.merged.take([c[t.row_token] for c, t in zip(columns, self.traces, strict=True)])
 
     def fresh_course(self) -> Course:
         """Return the course with empty rows for measurements."""
@@ -83,7 +147,7 @@ class Batch:
         )
 
 
-class _Merged:
+class Merged:
     """The source events of a batch in execution order: by pass, layer, then request."""
 
     def __init__(self, traces: Sequence[RequestTrace]) -> None:
@@ -106,11 +170,15 @@ class _Merged:
         self.source = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
             start - (ends - self.length), self.length
         )
+        # One request with nothing between its rows is in order as it is.
+        self._in_order = len(traces) == 1 and bool((start == ends - self.length).all())
         before = np.concatenate([[0], ends])
         self.rows = np.append(before[self.first], before[-1]).astype(np.int64)
 
     def take(self, columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return one column per routing row of all requests, in the batch's order."""
+        if self._in_order and len(columns[0]) == len(self.source):
+            return _frozen(np.ascontiguousarray(columns[0]))
         joined = columns[0] if len(columns) == 1 else np.concatenate(columns)
         return _frozen(np.ascontiguousarray(joined[self.source]))
 
@@ -133,42 +201,23 @@ def make_batch(
     Raises:
         ProfileError: a count lies outside the profiled range.
     """
-    merged = _Merged(traces)
+    merged = Merged(traces)
     kind, block, context = _passes(traces)
     event_pass, event_layer = merged.event_pass[merged.first], merged.layer[merged.first]
     routes = merged.take([t.experts for t in traces])
-    gates = _gates(merged, traces)
-    offset, experts, tokens, mass = activated_sets(
-        merged.rows, routes, _or_nan(gates), geometry.experts
-    )
-    tokens_of = [t.row_token for t in traces]
-    after = [np.where(np.isnan(t.confidence), 1.0, t.confidence) for t in traces]
-    after_rows = merged.take([c[r] for c, r in zip(after, tokens_of, strict=True)])
-    before_rows = after_rows
-    if confidence != "current":
-        known = [_carried(t) for t in traces]
-        before_rows = merged.take([c[r] for c, r in zip(known, tokens_of, strict=True)])
+    offset, experts, tokens = activated_sets(merged.rows, routes, geometry.experts)
     course = _course(traces, kind, event_pass, event_layer, merged, offset, experts, tokens)
     fill_fixed_costs(course, _pass_load(traces, len(kind)), _event_load(merged, traces), costs)
     return Batch(
         traces=tuple(traces),
+        geometry=geometry,
+        mode=confidence,
+        merged=merged,
         kind=kind,
         block=block,
-        event_pass=event_pass,
-        event_layer=event_layer,
-        rows=merged.rows,
         routes=routes,
-        gates=gates,
         experts=_frozen(experts),
         tokens=_frozen(tokens),
-        gate_mass=_frozen(mass),
-        confidence=before_rows,
-        confidence_after=after_rows,
-        position=merged.take([t.position[t.row_token] for t in traces]),
-        state=merged.take([t.state[t.row_token] for t in traces]),
-        owner=merged.take([np.full(len(t.experts), t.request, np.int32) for t in traces]),
-        full_gate=_full_gate(merged, traces),
-        embedding=_embedding(traces, len(kind)),
         context_tokens=context,
         course=course,
     )
@@ -198,17 +247,7 @@ def _passes(
     return kind, block, kept
 
 
-def _gates(merged: _Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float32] | None:
-    columns = [t.gates.astype(np.float32) for t in traces if t.gates is not None]
-    return merged.take(columns) if len(columns) == len(traces) else None
-
-
-def _or_nan(gates: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Return gates, or one row that stands for none: kernels take no None."""
-    return np.full((1, 1), np.nan, np.float32) if gates is None else gates
-
-
-def _full_gate(merged: _Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float32] | None:
+def _full_gate(merged: Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float32] | None:
     columns = [t.full_gate for t in traces if t.full_gate is not None]
     if len(columns) != len(traces):
         return None
@@ -246,7 +285,7 @@ def _course(
     kind: NDArray[np.uint8],
     event_pass: NDArray[np.int64],
     event_layer: NDArray[np.int64],
-    merged: _Merged,
+    merged: Merged,
     offset: NDArray[np.int64],
     experts: NDArray[np.int64],
     tokens: NDArray[np.int64],
@@ -283,7 +322,7 @@ def _pass_load(traces: Sequence[RequestTrace], passes: int) -> NDArray[np.float6
     return load
 
 
-def _event_load(merged: _Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float64]:
+def _event_load(merged: Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float64]:
     """Return tokens, requests and their summed context of each event, float64 [V, 3]."""
     context = np.concatenate([t.context[t.event_pass] for t in traces])[merged.order]
     parts = np.stack([merged.length, np.ones_like(merged.length), context], axis=1)

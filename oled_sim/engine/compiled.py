@@ -9,12 +9,11 @@ give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.events import advance, settle
@@ -25,7 +24,8 @@ from oled_sim.policy import Compiled, Gate, Policy
 # ruff: noqa: ANN001, ANN202
 
 NO_GATES = np.full((1, 1), np.nan, np.float32)
-NO_GATES.flags.writeable = False
+NO_CONFIDENCE = np.full(1, np.nan)
+NO_GATES.flags.writeable = NO_CONFIDENCE.flags.writeable = False
 HOOKS = (
     "begin_request", "dispatch", "prefetch", "rescore", "reside", "score", "compiled",
 )  # fmt: skip
@@ -43,13 +43,16 @@ def offered(policy: Policy) -> Compiled | None:
     return policy.compiled()
 
 
-def gate_of(batch: Batch, confidence: NDArray[np.float64]) -> Gate:
-    """Return what a kernel may read of a batch."""
+def gate_of(batch: Batch, needs: Collection[str]) -> Gate:
+    """Return what a kernel may read of a batch: gates and confidence only for those who need them.
+
+    They are worked out on first use, which costs more than running a policy without them.
+    """
     return Gate(
         rows=batch.rows,
         routes=batch.routes,
-        gates=NO_GATES if batch.gates is None else batch.gates,
-        confidence=confidence,
+        gates=NO_GATES if "gates" not in needs or batch.gates is None else batch.gates,
+        confidence=batch.confidence if "confidence" in needs else NO_CONFIDENCE,
         offset=batch.course.offset,
         experts=batch.experts,
         tokens=batch.tokens,

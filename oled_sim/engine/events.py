@@ -332,11 +332,15 @@ def _check(work, resident, ids, decided, scores):
                 return IS_RESIDENT
         elif decided[i] != ON_CPU:
             return NOT_A_LANE
-    for expert in range(len(scores)):
+    unknown = 0
+    for expert in range(len(scores)):  # several at a time: there is no way out of the loop
+        unknown += int(scores[expert] != scores[expert])
+    if unknown == 0:
+        return 0
+    for expert in range(len(scores) - 1, -1, -1):
         if np.isnan(scores[expert]):
             work[PROBLEM] = expert
-            return NAN_SCORE
-    return 0
+    return NAN_SCORE
 
 
 @inlined

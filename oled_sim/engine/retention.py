@@ -12,6 +12,9 @@ from oled_sim.engine.jit import inlined, lean
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
+FEW = 8
+"""So many are found faster by looking through all each time than by building a heap."""
+
 
 @lean
 def add_candidate(pools, n, layer, expert):
@@ -26,9 +29,16 @@ def add_candidate(pools, n, layer, expert):
 @lean
 def add_residents(pools, n, layer):
     """Append the residents of a layer; return the new number of candidates."""
-    for expert in range(pools.resident.shape[1]):
-        if pools.resident[layer, expert]:
-            n = add_candidate(pools, n, layer, expert)
+    candidates, resident = pools.candidates, pools.resident[layer]
+    begin, first, size = n, layer * len(resident), pools.expert_bytes[layer]
+    for expert in range(len(resident)):  # without branches: none of them could be predicted
+        candidates[n] = first + expert
+        n += int(resident[expert])
+    for i in range(begin, n):
+        expert = candidates[i] - first
+        pools.keys[i] = pools.score[layer, expert]
+        pools.ages[i] = pools.used[layer, expert]
+        pools.sizes[i] = size
     return n
 
 
@@ -56,6 +66,8 @@ def retain(pools, n, limit_bytes):
         hopeless = hopeless or pools.keys[i] == -np.inf
     if total <= limit_bytes and not hopeless:
         return n
+    if not hopeless and total - limit_bytes <= FEW * pools.sizes[0]:
+        return _drop_few(pools, n, total - limit_bytes)
     for i in range(n // 2 - 1, -1, -1):
         _sift_down(pools, i, n)
     kept = n
@@ -65,6 +77,20 @@ def retain(pools, n, limit_bytes):
         _swap(pools, 0, kept)
         _sift_down(pools, 0, kept)
     return kept
+
+
+@inlined
+def _drop_few(pools, n, excess):
+    """Move the worst to the end, one at a time, until ``excess`` bytes are gone."""
+    while excess > 0 and n > 0:
+        worst = 0
+        for i in range(1, n):
+            if _worse(pools, i, worst):
+                worst = i
+        excess -= pools.sizes[worst]
+        n -= 1
+        _swap(pools, worst, n)
+    return n
 
 
 @inlined

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from oled_sim.engine.jit import inlined, kernel
@@ -10,60 +12,83 @@ from oled_sim.engine.jit import inlined, kernel
 
 
 @kernel
-def activated_sets(rows, routes, gates, n_experts):
+def activated_sets(rows, routes, n_experts):
     """Unite the routes of every event.
 
     Args:
         rows: int64 [V + 1], routing rows of each event.
         routes: unsigned [N, k].
-        gates: float32 [N, k], or [1, 1] for none.
         n_experts: E.
 
     Returns:
         offset int64 [V + 1], experts int64 [ΣA] in the order of their last row (and last slot
-        in it), tokens int64 [ΣA], gate mass float64 [ΣA] (NaN without gates).
+        in it), tokens int64 [ΣA].
     """
-    events, k = len(rows) - 1, routes.shape[1]
-    most = 0
-    for v in range(events):
-        most += min(n_experts, (rows[v + 1] - rows[v]) * k)
+    events = len(rows) - 1
     offset = np.zeros(events + 1, np.int64)
-    experts = np.empty(most, np.int64)
-    tokens = np.zeros(most, np.int64)
-    mass = np.zeros(most, np.float64)
-    slot = np.full(n_experts, -1, np.int64)
-    gated = len(gates) == len(routes) and gates.shape[1] == k
-    n = 0
+    count = np.zeros(n_experts, np.int32)
+    met = np.empty(n_experts + 1, np.int32)
+    # Room grows as needed: fresh pages for the most possible would cost more than the union.
+    experts = np.empty(64 * events + n_experts, np.int64)
+    tokens = np.empty(64 * events + n_experts, np.int64)
+    begin = 0
     for v in range(events):
-        n = _unite(rows[v], rows[v + 1], routes, gates, gated, n, slot, experts, tokens, mass)
-        offset[v + 1] = n
-    return offset, experts[:n].copy(), tokens[:n].copy(), mass[:n].copy()
+        if begin + n_experts > len(experts):
+            experts, tokens = _grown(experts, n_experts), _grown(tokens, n_experts)
+        n = _unite(rows[v], rows[v + 1], routes, count, met)
+        for i in range(n):
+            expert = met[n - 1 - i]
+            experts[begin + i] = expert
+            tokens[begin + i] = count[expert]
+            count[expert] = 0
+        begin += n
+        offset[v + 1] = begin
+    return offset, experts[:begin].copy(), tokens[:begin].copy()
 
 
 @inlined
-def _unite(first, end, routes, gates, gated, n, slot, experts, tokens, mass):
-    """Append the experts of one event; return the new number of entries.
+def _unite(first, end, routes, count, met):
+    """Count the tokens of each expert of an event, and list the experts, last row first.
 
-    Rows are read backwards, so an expert is met first at its last row; the order is then turned.
+    Rows are read backwards, so an expert is met first at its last row. Without branches: whether
+    a route is met for the first time cannot be predicted.
     """
-    begin = n
+    n = 0
     for row in range(end - 1, first - 1, -1):
         for j in range(routes.shape[1] - 1, -1, -1):
-            expert = int(routes[row, j])
-            if slot[expert] < begin:
-                slot[expert] = n
-                experts[n] = expert
-                n += 1
-            tokens[slot[expert]] += 1
-            mass[slot[expert]] += np.float64(gates[row, j]) if gated else np.nan
-    left, right = begin, n - 1
-    while left < right:
-        experts[left], experts[right] = experts[right], experts[left]
-        tokens[left], tokens[right] = tokens[right], tokens[left]
-        mass[left], mass[right] = mass[right], mass[left]
-        left += 1
-        right -= 1
+            expert = routes[row, j]
+            met[n] = expert
+            n += int(count[expert] == 0)
+            count[expert] += 1
     return n
+
+
+@kernel
+def _grown(array, least) -> Any:
+    """Return a longer copy."""
+    longer = np.empty(2 * len(array) + least, array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+@kernel
+def gate_masses(rows, routes, gates, offset, experts, n_experts):
+    """Return float64 [ΣA], the sum of gate scores of every activated expert of every event.
+
+    Args:
+        rows: int64 [V + 1], routing rows of each event. routes: unsigned [N, k].
+        gates: float32 [N, k]. offset: int64 [V + 1]. experts: int64 [ΣA].
+        n_experts: E.
+    """
+    mass = np.zeros(len(experts))
+    slot = np.zeros(n_experts, np.int64)
+    for v in range(len(rows) - 1):
+        for i in range(offset[v], offset[v + 1]):
+            slot[experts[i]] = i
+        for row in range(rows[v + 1] - 1, rows[v] - 1, -1):
+            for j in range(routes.shape[1] - 1, -1, -1):
+                mass[slot[routes[row, j]]] += np.float64(gates[row, j])
+    return mass
 
 
 @kernel

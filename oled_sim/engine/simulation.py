@@ -252,19 +252,20 @@ class Simulation:
         hooks, work = self.hooks, self.work
         first = hooks.pass_index = int(work[PASS])
         until = first + 1 if self._asks_after_pass else batch.passes
-        loop, gate = compiled.loop_for(offered.decide), compiled.gate_of(batch, batch.confidence)
+        loop, gate = compiled.loop_for(offered.decide), compiled.gate_of(batch, self.policy.needs)
         experts = self.geometry.experts
         scratch = np.empty(experts, np.int64), np.empty(experts)
-        stop = ARRIVED
-        while stop != PASS_ENDED:
+        while True:
             stop = loop(self.state, course, self.costs.tables, gate, offered.own, *scratch, until)
-            v = min(int(work[EVENT]), len(course.event_pass) - 1)  # beyond the last at the end
+            if stop == PASS_ENDED:
+                break
+            v = min(int(work[EVENT]), len(course.event_pass) - 1)  # the LM head is beyond the last
             hooks.pass_index = int(course.event_pass[v])
             hooks.layer = int(course.event_layer[v])
             hooks.request = int(batch.owner[batch.rows[v]])
             if stop == ARRIVED:
                 layer = int(self.state.queue.arrived[0])
-                stop = events.admit(self.state, hooks.score(layer, None)) or ARRIVED
+                stop = events.admit(self.state, hooks.score(layer, None))
             if stop == OUTSIDE_PROFILE:
                 self._outside_profile()
             elif stop < 0:
