@@ -19,7 +19,7 @@ from oled_sim.engine.batch import Batch
 from oled_sim.engine.events import advance, settle
 from oled_sim.engine.jit import specialised
 from oled_sim.engine.state import DECIDE, EVENT, PASS, PASS_ENDED
-from oled_sim.policy import Compiled, Gate, Policy
+from oled_sim.policy import Gate, Policy
 
 # ruff: noqa: ANN001, ANN202
 
@@ -31,16 +31,14 @@ HOOKS = (
 )  # fmt: skip
 
 
-def offered(policy: Policy) -> Compiled | None:
-    """Return what a policy offers, if it speaks for the policy's very class.
+def offers(policy: Policy) -> bool:
+    """Whether a policy's ``compiled`` is to be asked: it speaks for the policy's very class.
 
     A subclass that changes a hook inherits a kernel that knows nothing of the change; so only the
     class that defines ``compiled`` itself is taken at its word, and no object whose hooks were
     replaced.
     """
-    if "compiled" not in vars(type(policy)) or any(hook in vars(policy) for hook in HOOKS):
-        return None
-    return policy.compiled()
+    return "compiled" in vars(type(policy)) and not any(hook in vars(policy) for hook in HOOKS)
 
 
 def gate_of(batch: Batch, needs: Collection[str]) -> Gate:

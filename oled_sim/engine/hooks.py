@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from oled_sim.engine.state import IS_RESIDENT, NAN_SCORE, NOT_A_LANE, NOT_RESIDENT
 from oled_sim.errors import OledSimError, PolicyError, one_line
-from oled_sim.policy import Event, LayerHistory, PassEnd, Policy, Setting
+from oled_sim.policy import Compiled, Event, LayerHistory, PassEnd, Policy, Setting
 
 BUDGET_TOLERANCE = 1e-6
 """Relative slack for the sum of allocated capacities, which policies work out in floats."""
+
+LONGEST_MESSAGE = 300
+"""Characters of a policy's own exception that its sentence repeats."""
 
 
 def own_copy(policy: Policy, name: str) -> Policy:
@@ -79,10 +82,21 @@ class Hooks:
         except OledSimError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._raised(f"{hook}()", error) from error
+            raise self.raised(f"{hook}()", error) from error
 
-    def _raised(self, what: str, error: BaseException) -> PolicyError:
-        return self.fail(f"{what} raised {one_line(error)}{_line_in(self.policy, error)}")
+    def raised(self, what: str, error: BaseException) -> PolicyError:
+        """Return the error for an exception in the policy's own code."""
+        said = one_line(error)
+        if len(said) > LONGEST_MESSAGE:  # numba explains at length
+            said = said[:LONGEST_MESSAGE] + "…"
+        return self.fail(f"{what} raised {said}{_line_in(self.policy, error)}")
+
+    def compiled(self) -> Compiled | None:
+        """Return the kernel that the policy offers, or None."""
+        offer = self.call("compiled")
+        if offer is not None and not isinstance(offer, Compiled):
+            raise self.fail(f"compiled() returned {offer!r} instead of a Compiled")
+        return offer
 
     @property
     def allocation_period(self) -> int:
@@ -90,7 +104,7 @@ class Hooks:
         try:
             period = self.policy.allocation_period
         except Exception as error:
-            raise self._raised("allocation_period", error) from error
+            raise self.raised("allocation_period", error) from error
         if not isinstance(period, int | np.integer) or period < 0:
             raise self.fail(f"allocation_period is {period!r} instead of a whole number from 0 on")
         return int(period)

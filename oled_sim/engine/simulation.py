@@ -243,9 +243,9 @@ class Simulation:
     def _compiled(self) -> Compiled | None:
         """Return the policy's kernel if it can take the place of the hooks in this run."""
         replaced = ("prefetch", "reside", *(() if self._per_layer else ("rescore",)))
-        if any(self.hooks.overrides[hook] for hook in replaced):
+        if not compiled.offers(self.policy) or any(self.hooks.overrides[h] for h in replaced):
             return None
-        return compiled.offered(self.policy)
+        return self.hooks.compiled()
 
     def _run_passes(self, batch: Batch, course: Course, offered: Compiled) -> None:
         """Run compiled to the next end of a pass at which Python has something to do."""
@@ -256,13 +256,16 @@ class Simulation:
         experts = self.geometry.experts
         scratch = np.empty(experts, np.int64), np.empty(experts)
         while True:
-            stop = loop(self.state, course, self.costs.tables, gate, offered.own, *scratch, until)
+            try:
+                stop = loop(
+                    self.state, course, self.costs.tables, gate, offered.own, *scratch, until
+                )
+            except Exception as error:
+                self._locate(batch, course)
+                raise hooks.raised("the kernel of compiled()", error) from error
             if stop == PASS_ENDED:
                 break
-            v = min(int(work[EVENT]), len(course.event_pass) - 1)  # the LM head is beyond the last
-            hooks.pass_index = int(course.event_pass[v])
-            hooks.layer = int(course.event_layer[v])
-            hooks.request = int(batch.owner[batch.rows[v]])
+            self._locate(batch, course)
             if stop == ARRIVED:
                 layer = int(self.state.queue.arrived[0])
                 stop = events.admit(self.state, hooks.score(layer, None))
@@ -273,6 +276,14 @@ class Simulation:
         hooks.layer = -1
         for p in range(first, until):
             self._end_pass(batch, p)
+
+    def _locate(self, batch: Batch, course: Course) -> None:
+        """Tell the hooks which event runs, for what they say when something is wrong."""
+        last = len(course.event_pass) - 1  # the LM head is beyond it
+        v = min(max(0, int(self.work[EVENT])), last)
+        self.hooks.pass_index = int(course.event_pass[v])
+        self.hooks.layer = int(course.event_layer[v])
+        self.hooks.request = int(batch.owner[batch.rows[v]])
 
     @property
     def _asks_after_pass(self) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
-from oled_sim.engine.compiled import offered
+from oled_sim.engine.compiled import offers
 from oled_sim.engine.jit import lean
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.runner import simulate
@@ -125,7 +125,7 @@ class Wrong(LRU):
 def test_a_subclass_inherits_no_offer():
     policy = Changed()
     policy.experts = 12
-    assert offered(policy) is None
+    assert not offers(policy)
     simulation = Simulation(Changed(), GEOMETRY, COSTS, Budget(cache=3))
     trace = random_request(np.random.default_rng(1), GEOMETRY)
     simulation.run_group(Group("counted", (0,)), make_batch([trace], GEOMETRY, COSTS))
