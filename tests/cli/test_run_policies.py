@@ -1,6 +1,7 @@
 """Policies of a user's own under ``oled-sim run``: what goes wrong is said in one sentence."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -267,6 +268,12 @@ BROKEN = {
         "request 1, pass 0",
         "raised ValueError: .* read-only",
     ),
+    "compiled raises": (hook("compiled", "", RAISES), "request 1", RAISED.format(hook="compiled")),
+    "compiled is no kernel": (
+        hook("compiled", "", "return self.score"),
+        "request 1",
+        r"compiled\(\) returned .* instead of a Compiled",
+    ),
     "cannot be copied": (
         "def __post_init__(self):\n    self._file = open(__file__)",
         None,
@@ -336,6 +343,26 @@ def test_real_command_prints_one_sentence_and_no_traceback(trace, folder):
     *_, last = done.stderr.splitlines()
     assert last.startswith(f"Error: policy './bad.py' at {GATE}: dispatch() returned ")
     assert "Traceback" not in done.stderr
+
+
+def test_kernel_that_raises_is_one_sentence(trace, folder):
+    write_policy(folder, "def compiled(self):\n    return Compiled(divide, (0,))")
+    text = (folder / "bad.py").read_text().replace("import Lane", "import Compiled, Lane")
+    (folder / "bad.py").write_text(
+        f"{text}\n\ndef divide(own, gate, v, layer, resident, lanes, scores):\n"
+        "    lanes[:] = 1 // own[0]\n"
+    )
+    done = subprocess.run(
+        [Path(sys.executable).parent / "oled-sim", "run", "--trace", trace, "--policy", "./bad.py",
+         "--cache", "4"],
+        capture_output=True, text=True, check=False, cwd=folder,
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},  # compiling the whole loop takes its time
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Error: policy './bad.py' at {GATE}: the kernel of compiled() raised ZeroDivisionError:"
+        f" integer division or modulo by zero (bad.py, line {text.count(chr(10)) + 4})\n"
+    )
 
 
 def test_policies_of_a_toml_file(trace, folder):
