@@ -30,7 +30,7 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
