@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,53 +22,55 @@ __all__ = ["inlined", "is_compiled", "kernel", "lean", "specialised"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _digest() -> str:
-    """Return a hash over every source file whose functions a kernel may call."""
-    engine = Path(__file__).parent
-    sources = [*sorted(engine.glob("*.py")), engine.parent / "costs" / "tables.py"]
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+ENGINE = Path(__file__).parent
 
 
-_SOURCES = _digest()
+def _digest_of(files: Iterable[Path]) -> str:
+    """Return a hash over the contents of files."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
+
+_SOURCES = _digest_of([*sorted(ENGINE.glob("*.py")), ENGINE.parent / "costs" / "tables.py"])
+"""Digest of every source file whose functions a kernel of the engine may call."""
 
 
 class _SourceKeyedCache(FunctionCache):
-    """numba's cache of compiled functions, with the sources' digest in the key."""
+    """numba's cache of compiled functions, with digests of all sources concerned in the key.
+
+    ``about``: the function whose sources count besides the engine's, if it is not the cached one.
+    """
+
+    def __init__(self, function: Any, about: Any = None) -> None:
+        super().__init__(function)
+        self._about = about
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (super()._index_key(sig, codegen), _SOURCES)
-
-
-class _SpecialisedCache(FunctionCache):
-    """The cache of a loop that is compiled for one function: whose sources are in the key too."""
-
-    def __init__(self, loop: Any, function: Any) -> None:
-        super().__init__(loop)
-        plain = getattr(function, "py_func", function)
-        self._which = (plain.__module__, plain.__qualname__, _sources_of(plain))
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        if self._about is None:
+            own = _sources_of(self._py_func)
+            return (super()._index_key(sig, codegen), own, _SOURCES)
         # numba would hash the closure, whose pickled form differs from process to process.
-        return (sig, codegen.magic_tuple(), self._which, _SOURCES)
+        which = (self._about.__module__, self._about.__qualname__, _sources_of(self._about))
+        return (sig, codegen.magic_tuple(), which, _SOURCES)
 
 
 def _sources_of(function: Any) -> str:
-    """Return a hash over the file of a function, those beside it in its package, and likewise for
-    every kernel that it calls by a global name.
-    """  # fmt: skip
-    files, seen, left = set(), set(), [function]
+    """Return a hash over the sources of a kernel outside the engine, whose own are in every key.
+
+    They are its file or, in a package, all files of its folder, and likewise for every kernel that
+    it calls by a global name.
+    """
+    files: set[Path] = set()
+    seen, left = set(), [function]
     while left:
         plain = left.pop()
-        if plain in seen:
+        path = Path(plain.__code__.co_filename)
+        if plain in seen or path.parent == ENGINE:
             continue
         seen.add(plain)
-        path = Path(plain.__code__.co_filename)
-        beside = path.parent.glob("*.py") if (path.parent / "__init__.py").exists() else [path]
-        files.update(beside)
+        files.update(path.parent.glob("*.py") if (path.parent / "__init__.py").exists() else [path])
         called = (plain.__globals__.get(name) for name in plain.__code__.co_names)
         left += [f.py_func for f in called if hasattr(f, "py_func")]
-    contents = [f.read_bytes() for f in sorted(files) if f.is_file()]
-    return hashlib.sha256(b"\0".join(contents)).hexdigest()
+    return _digest_of(sorted(file for file in files if file.is_file()))
 
 
 def kernel(function: F) -> F:
@@ -94,9 +96,9 @@ def specialised(loop: F, function: Any) -> F:
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return loop
-    dispatcher: Any = njit(nogil=True, _nrt=False)(loop)
+    dispatcher: Any = njit(nogil=True, _nrt=False)(loop)  # type: ignore[call-overload]
     with contextlib.suppress(RuntimeError):
-        dispatcher._cache = _SpecialisedCache(loop, function)
+        dispatcher._cache = _SourceKeyedCache(loop, getattr(function, "py_func", function))
     return dispatcher
 
 
