@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import importlib
 import json
 import os
 import platform
@@ -84,6 +85,7 @@ def routes_of_request(rng: np.random.Generator, passes: int) -> NDArray[np.uint8
     """Return routes uint8 [I, L, T, k]; every 20 passes a new block with tastes of its own."""
     found = np.empty((passes, LAYERS, BLOCK, TOP_K), np.uint8)
     ranks = -SKEW * np.log(np.arange(1, EXPERTS + 1))
+    popularity = np.empty((LAYERS, 1, EXPERTS))
     for i in range(passes):
         if i % 20 == 0:
             popularity = np.stack([rng.permutation(ranks) for _ in range(LAYERS)])[:, None]
@@ -149,7 +151,7 @@ def flatten(source: MemoryTrace, costs: LaneCosts) -> tuple[NDArray[np.int64], i
 
 def libcachesim_lru(path: Path, slots: int) -> Run:
     """Return a function that replays the file; it returns the hit rate and its seconds."""
-    import libcachesim as lcs
+    lcs: Any = importlib.import_module("libcachesim")
 
     def run() -> tuple[float, float]:
         reader = lcs.TraceReader(str(path), lcs.TraceType.ORACLE_GENERAL_TRACE)
