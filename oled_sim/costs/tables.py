@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.profile import AXES
 
+_njit: Any = njit
+_kernel = _njit(cache=True, _nrt=False)
+"""Compile without counting references: these take arrays apart and return numbers only."""
+
 __all__ = [
     "BUSY_CPU",
     "BUSY_GPU",
@@ -74,7 +78,7 @@ class CostTables(NamedTuple):
     extrapolate: bool
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def _cell(data: Any, start: int, count: int, x: float) -> int:
     """Return i such that points i and i + 1 bracket x; the first or last cell outside."""
     low, high = 0, count - 1
@@ -87,7 +91,7 @@ def _cell(data: Any, start: int, count: int, x: float) -> int:
     return low
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def _blend(low: float, high: float, weight: float) -> float:
     """Interpolate; exact at both ends even where the other end was not measured (NaN)."""
     if weight == 0.0:
@@ -97,7 +101,7 @@ def _blend(low: float, high: float, weight: float) -> float:
     return low * (1.0 - weight) + high * weight
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def _weight(data: Any, start: int, count: int, cell: int, x: float) -> float:
     """Return where x lies in a cell, 0 to 1; beyond outside; 0 on an axis of one point."""
     if count == 1:
@@ -106,12 +110,12 @@ def _weight(data: Any, start: int, count: int, cell: int, x: float) -> float:
     return (x - left) / (right - left)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def _outside(data: Any, start: int, count: int, x: float) -> bool:
     return not (data[start] <= x <= data[start + count - 1])
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def lookup(tables: CostTables, table: int, x: float, y: float) -> float:
     """Return the time in µs of one table at (x, y), NaN outside what was profiled.
 
@@ -143,7 +147,7 @@ def lookup(tables: CostTables, table: int, x: float, y: float) -> float:
     return 0.0 if time < 0.0 else time
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def _curve(tables: CostTables, table: int, count: float) -> float:
     """Return the time of a table of one count; nothing costs nothing."""
     if count <= 0:
@@ -151,7 +155,7 @@ def _curve(tables: CostTables, table: int, count: float) -> float:
     return lookup(tables, table, float(count), 0.0)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def _experts(tables: CostTables, table: int, experts: float, tokens: float) -> float:
     """Return the time of ``experts`` experts that share ``tokens`` routed tokens."""
     if experts <= 0:
@@ -159,43 +163,43 @@ def _experts(tables: CostTables, table: int, experts: float, tokens: float) -> f
     return lookup(tables, table, float(experts), tokens / experts)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def h2d_us(tables: CostTables, size_bytes: float) -> float:
     """Copy from pinned host memory to the GPU."""
     return _curve(tables, H2D, size_bytes)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def pageable_us(tables: CostTables, size_bytes: float) -> float:
     """Copy from pageable host memory to the GPU."""
     return _curve(tables, PAGEABLE, size_bytes)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def d2h_us(tables: CostTables, size_bytes: float) -> float:
     """Copy from the GPU to pinned host memory."""
     return _curve(tables, D2H, size_bytes)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def gpu_experts_us(tables: CostTables, experts: float, tokens: float) -> float:
     """One grouped kernel over ``experts`` resident experts with ``tokens`` routed tokens in all."""
     return _experts(tables, GPU_EXPERTS, experts, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def cpu_experts_us(tables: CostTables, experts: float, tokens: float) -> float:
     """Makespan of the CPU workers over ``experts`` experts, ``tokens`` routed tokens in all."""
     return _experts(tables, CPU_EXPERTS, experts, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def cpu_link_us(tables: CostTables, tokens: float) -> float:
     """Activations of ``tokens`` tokens to the host, and the sums back."""
     return _curve(tables, CPU_LINK, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def dense_us(tables: CostTables, tokens: float, context: float) -> float:
     """Norms, attention and output projection of one layer for one request.
 
@@ -206,7 +210,7 @@ def dense_us(tables: CostTables, tokens: float, context: float) -> float:
     return lookup(tables, DENSE, float(tokens), float(context))
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def dense_batch_us(tables: CostTables, tokens: float, requests: float, context: float) -> float:
     """Norms, attention and output projection of one layer for a batch.
 
@@ -222,43 +226,43 @@ def dense_batch_us(tables: CostTables, tokens: float, requests: float, context: 
     return shared + lookup(tables, BLOCK_ATTENTION, float(requests), keys)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def gate_us(tables: CostTables, tokens: float) -> float:
     """Router, top-k and sort by expert, until ids and weights are on the host."""
     return _curve(tables, GATE, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def shared_expert_us(tables: CostTables, tokens: float) -> float:
     """The shared expert of one layer."""
     return _curve(tables, SHARED_EXPERT, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def dense_layer_us(tables: CostTables, tokens: float) -> float:
     """The MLP of one dense layer (instead of experts)."""
     return _curve(tables, DENSE_LAYER, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def lm_head_us(tables: CostTables, tokens: float) -> float:
     """Final norm, LM head, softmax, argmax and confidence, until they are on the host."""
     return _curve(tables, LM_HEAD, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def merge_us(tables: CostTables, tokens: float) -> float:
     """Sum of routed outputs, shared expert and residual."""
     return _curve(tables, MERGE, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def embedding_us(tables: CostTables, tokens: float) -> float:
     """Token embedding at the start of a pass."""
     return _curve(tables, EMBEDDING, tokens)
 
 
-@njit(cache=True, _nrt=False)
+@_kernel
 def slowdown(tables: CostTables, lane: int, busy: int) -> float:
     """Return the factor (≥ 1) by which ``lane`` slows while the lanes in ``busy`` work too.
 
