@@ -105,7 +105,7 @@ class Batch:
     def confidence_after(self) -> NDArray[np.float64]:
         """float64 [N], of the pass itself, 1 where unknown."""
         return self._per_row(
-            [np.where(np.isnan(t.confidence), 1.0, t.confidence) for t in self.traces]
+            [np.nan_to_num(t.confidence.astype(np.float64), nan=1.0) for t in self.traces]
         )
 
     @cached_property

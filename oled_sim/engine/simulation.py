@@ -26,6 +26,8 @@ from oled_sim.engine.state import (
     GLOBAL,
     HIT_EXPERTS,
     HIT_TOKENS,
+    N_ACTIVATED,
+    N_HITS,
     OUTSIDE_PROFILE,
     PASS,
     PASS_ENDED,
@@ -446,7 +448,10 @@ class Simulation:
         self.hooks.pass_index = self.hooks.layer = -1
         for trace in batch.traces:
             mine = decode & (course.event_pass < trace.passes)
-            hits, activated = course.counts[mine, 2].sum(), course.counts[mine, 0].sum()
+            hits, activated = (
+                course.counts[mine, N_HITS].sum(),
+                course.counts[mine, N_ACTIVATED].sum(),
+            )
             self.hooks.request = trace.request
             summary = RequestSummary(trace.request, trace.passes, int(hits), int(activated))
             self.hooks.call("end_request", summary)

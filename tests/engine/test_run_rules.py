@@ -208,12 +208,15 @@ class Confident(Policy):
     gates: list = field(default_factory=list)
     revised: list = field(default_factory=list)
     ends: list = field(default_factory=list)
+    types: list = field(default_factory=list)
 
     def dispatch(self, event):
+        self.types.append(event.confidence.dtype)
         self.gates.append(event.confidence.tolist())
         return super().dispatch(event)
 
     def revise(self, layer, event):
+        self.types.append(event.confidence.dtype)
         self.revised.append((layer, event.confidence.tolist()))
         return np.full(self.experts, float(event.pass_index))
 
@@ -243,6 +246,13 @@ class TestConfidence:
         source = MemoryTrace(ONE, [self.TRACE])
         rules = Rules(confidence="current", history=0, warmup=0)
         assert not simulate(source, Confident(), costs_by_hand(), 2, rules).causal
+
+    @pytest.mark.parametrize("mode", ["previous", "end", "current"])
+    def test_is_float64_whatever_the_mode(self, mode):
+        assert self.TRACE.confidence.dtype == np.float32
+        policy = self.gates(mode)
+        assert set(policy.types) == {np.dtype(np.float64)}
+        assert len(policy.types) == (6 if mode == "end" else 3)
 
     def test_end_revises_scores_after_the_head(self):
         policy = self.gates("end")
