@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,6 +252,13 @@ class Policy:
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     """Signals the trace must hold; ``"future"`` grants :meth:`reside`."""
+
+    residency: ClassVar[Literal["budget", "none", "all"]] = "budget"
+    """What ``oled-sim run`` lets it hold: the budget asked for, nothing, or every expert.
+
+    For references that mean something with one budget only; they are then run once, and their
+    results say with which. In Python whoever runs a policy gives the budget.
+    """
 
     learns: ClassVar[bool] = False
     """Whether the requests of the split ``history`` are simulated first, for it to learn from.

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from oled_sim.costs.lanes import LaneCosts
+    from oled_sim.engine.budget import Budget
     from oled_sim.engine.results import EventFile
     from oled_sim.engine.rules import Rules
     from oled_sim.engine.runner import Contender, Observer, Result
     from oled_sim.engine.simulation import GroupRecord
+    from oled_sim.policy import Policy
     from oled_sim.timeline_export import TimelineFile
     from oled_sim.trace import Trace
 
@@ -172,17 +174,20 @@ def run(
 ) -> None:  # fmt: skip
     """Simulate policies on a trace and compare their time per output token.
 
-    Every policy runs with every cache size. Times are simulated from the profile's measured costs;
-    the time that a policy's own decisions take is not part of them.
+    Every policy runs with every cache size, references such as 'full' once. Times are simulated
+    from the profile's measured costs; the time that a policy's own decisions take is not part of
+    them.
     """
+    from oled_sim.contenders import contenders as all_contenders
     from oled_sim.engine.rules import Rules
     from oled_sim.trace import open_trace
 
-    contenders = _contenders(policies, caches, sizes)
+    parsed, budgets = _asked_for(policies, caches, sizes)
     settings = Rules(**rules)
     files = Files(out, events, timeline, timeline_requests)
     _check_files(files, force)
     trace = open_trace(source)
+    contenders = all_contenders(parsed, budgets, trace.geometry.experts)
     costs = _costs(trace, geometry, profile, extrapolate)
     header = describe(trace, costs, settings)
     results = _simulate(trace, contenders, costs, settings, files, header)
@@ -198,12 +203,11 @@ def run(
         print_results(header, results)
 
 
-def _contenders(
+def _asked_for(
     policies: Sequence[str], caches: Sequence[int], sizes: Sequence[str]
-) -> list[Contender]:
-    """Return every policy with every budget, budgets in the order given."""
+) -> tuple[dict[str, Policy], list[Budget]]:
+    """Return policies by label, and budgets in the order given."""
     from oled_sim.engine.budget import Budget, parse_bytes
-    from oled_sim.engine.runner import Contender
     from oled_sim.errors import UsageError
     from oled_sim.policy_spec import parse_policies
 
@@ -211,10 +215,10 @@ def _contenders(
         raise UsageError("no policy to run: give at least one, such as --policy oled")
     budgets = [Budget(cache=c) for c in dict.fromkeys(caches)]
     budgets += [Budget(size_bytes=parse_bytes(s)) for s in dict.fromkeys(sizes)]
-    if not budgets:
-        raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
     parsed = parse_policies(policies)
-    return [Contender(label, policy, b) for b in budgets for label, policy in parsed.items()]
+    if not budgets and any(p.residency == "budget" for p in parsed.values()):
+        raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
+    return parsed, budgets
 
 
 def _check_files(files: Files, force: bool) -> None:

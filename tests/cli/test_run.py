@@ -59,6 +59,21 @@ def test_one_table_of_policies_and_capacities(trace):
     assert "scope layer, batch 1, 16 staging slots" in out
 
 
+def test_references_run_once_with_a_budget_of_their_own(trace):
+    common = ("--trace", trace, "--policy", "full", "--policy", "no-cache", "--json")
+    code, out, _ = run(*common, "--policy", "lru", "--cache", 2, "--cache", 4)
+    assert code == 0
+    found = json.loads(out)["results"]
+    rows = [(r["spec"], r["cache"], r["summary"]["hit_rate"] in (0, 1)) for r in found]
+    assert rows == [("lru", 2, False), ("lru", 4, False), ("full", 16, True), ("no-cache", 0, True)]
+    full, empty = (r["summary"] for r in found[2:])
+    assert (full["hit_rate"], empty["hit_rate"]) == (1.0, 0.0)
+    assert full["demand_per_pass"] == 0 and empty["peak_resident_bytes"] == 0
+    assert full["tpot_us"] < found[1]["summary"]["tpot_us"] < empty["tpot_us"]
+    # By themselves they need no cache size.
+    assert json.loads(run(*common)[1])["results"] == found[2:]
+
+
 def test_json_is_all_of_stdout(trace):
     code, out, _ = run("--trace", trace, "--policy", "lru", "--cache", 4, "--json")
     assert code == 0

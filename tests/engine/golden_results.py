@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from oled_sim import plugins
+from oled_sim.contenders import contenders as all_contenders
 from oled_sim.costs.lanes import load_costs
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Rules
-from oled_sim.engine.runner import Contender, Result, simulate_all
+from oled_sim.engine.runner import Result, simulate_all
 from oled_sim.engine.source import TraceSource
 from oled_sim.geometry import find_geometry
 from oled_sim.policy_spec import load_policy, parse_policies
@@ -73,7 +74,8 @@ def results_of(name: str) -> dict[str, Any]:
 def _figures(trace: Trace, rules: Rules, caches: tuple[int, ...]) -> dict[str, Any]:
     held = {*trace.signals, "future"}
     policies = {s: p for s, p in parse_policies(built_in()).items() if p.needs <= held}
-    contenders = [Contender(s, p, Budget(cache=c)) for s, p in policies.items() for c in caches]
+    budgets = [Budget(cache=c) for c in caches]
+    contenders = all_contenders(policies, budgets, trace.geometry.experts)
     costs = load_costs(find_geometry(trace.manifest.stands_for or ""))
     found: dict[str, Any] = {spec: {} for spec in policies}
     for result in simulate_all(TraceSource(trace), contenders, costs, rules):

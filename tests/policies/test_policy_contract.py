@@ -19,6 +19,9 @@ CAUSAL = (
     "oled:stale=id,swaps=0,mean_tokens=2",
 )
 
+REFERENCES = ("full", "no-cache")
+"""Tested in test_references.py: each means something with one budget only."""
+
 
 @pytest.mark.parametrize("spec", CAUSAL)
 class TestCausal(PolicyContract):
@@ -38,7 +41,7 @@ class TestIdeal(PolicyContract):
 
 
 def test_every_registered_policy_is_tested_here():
-    tested = {spec.split(":")[0] for spec in CAUSAL} | {"ideal"}
+    tested = {spec.split(":")[0] for spec in CAUSAL} | {"ideal", *REFERENCES}
     assert set(plugins.names(plugins.POLICIES)) <= tested
     for name in tested:
         assert load_policy(name)
