@@ -86,6 +86,9 @@ GEOMETRIES: dict[str, CostGeometry] = {
     )
 }
 
+DEFAULT_GEOMETRY = "llada2.0-mini"
+"""What costs are for when neither the user nor the trace says it."""
+
 
 def find_geometry(name: str) -> CostGeometry:
     """Return the named cost geometry.

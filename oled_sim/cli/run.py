@@ -89,7 +89,7 @@ class Files(NamedTuple):
 @click.option(
     "--geometry",
     metavar="NAME",
-    help="Model size that costs are for. Default: what the trace stands for.",
+    help="Model size that costs are for. Default: what the trace stands for, else llada2.0-mini.",
 )
 @click.option("--extrapolate", is_flag=True, help="Allow counts outside the profiled range.")
 @click.option(
@@ -118,10 +118,8 @@ class Files(NamedTuple):
 @click.option(
     "--warmup",
     type=int,
-    default=1,
-    show_default=True,
     metavar="N",
-    help="Requests that come first and are not counted.",
+    help="Requests that come first and are not counted. Default: 1, but 0 if it is the only one.",
 )
 @click.option(
     "--history",
@@ -239,12 +237,9 @@ def _check_files(files: Files, force: bool) -> None:
 
 def _costs(trace: Trace, geometry: str | None, profile: str | None, extrapolate: bool) -> LaneCosts:
     from oled_sim.costs.lanes import load_costs
-    from oled_sim.errors import UsageError
-    from oled_sim.geometry import find_geometry
+    from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
 
-    name = geometry or trace.manifest.stands_for
-    if name is None:
-        raise UsageError(f"{trace.path} stands for no model size: give one with --geometry")
+    name = geometry or trace.manifest.stands_for or DEFAULT_GEOMETRY
     return load_costs(find_geometry(name), profile, extrapolate=extrapolate)
 
 
@@ -349,6 +344,8 @@ def describe(trace: Trace, costs: LaneCosts, rules: Rules) -> dict[str, Any]:
         },
         "routing_geometry": asdict(trace.geometry),
         "cost_geometry": asdict(costs.geometry) | {"expert_bytes": costs.geometry.expert_bytes},
+        "stands_for": manifest.stands_for,
+        "expert_bytes": manifest.expert_bytes,
         "profile": {
             "name": profile.name,
             "status": profile.status,

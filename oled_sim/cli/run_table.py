@@ -16,8 +16,9 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 LEGEND = """\
 TPOT, TTFT, commit: ms, means over requests; commit is the part of TPOT spent in commit passes.
-p50, p99: ms per decode pass. util: |R ∩ A| / slots at the gate; hit: |R ∩ A| / |A|.
-H2D, CPU: experts per decode pass. busy, critical: ms per decode pass of GPU/H2D/CPU lane."""
+p50, p99: ms per decode pass. util: |R ∩ A| / slots at the gate; hit: |R ∩ A| / |A|; hit all: the
+same with prefill passes. H2D, CPU: experts per decode pass. busy, critical: ms per decode pass of
+GPU/H2D/CPU lane."""
 
 
 def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
@@ -36,19 +37,37 @@ def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
 def facts(header: dict[str, Any]) -> dict[str, str]:
     """Return what a run's results must say, a line each."""
     trace, routing, cost = header["trace"], header["routing_geometry"], header["cost_geometry"]
-    splits, layers = header["splits"], header["routing_geometry"]["layers"]
-    counts = {name: len(requests) for name, requests in splits.items()}
-    mib = cost["expert_bytes"] / 2**20
+    layers = routing["layers"]
     return {
-        "Trace": f"{trace['name']} ({trace['origin']}, model {trace['model']}): {counts['history']}"
-        f" history + {counts['warmup']} warm-up + {counts['counted']} counted requests",
+        "Trace": f"{trace['name']} ({trace['origin']}, model {trace['model']}): {_split(header)}",
         "Routing": f"{len(layers)} MoE layers ({layers[0]}..{layers[-1]}) × {routing['experts']}"
         f" experts, top-{routing['top_k']}",
-        "Costs": f"{cost['name']}: {mib:.4g} MiB per expert, width {cost['hidden_size']}, charged"
+        "Costs": f"{cost['name']}{'' if header['stands_for'] else ' (the trace names no model)'}:"
+        f" {_expert_size(header)} per expert, width {cost['hidden_size']}, charged"
         f" for {cost['dense_layers']} dense and {len(layers)} MoE layers",
         "Profile": _profile(header["profile"]),
         "Rules": _rules(header["rules"]),
     }
+
+
+def _split(header: dict[str, Any]) -> str:
+    """Say what the requests are for."""
+    counts = {name: len(requests) for name, requests in header["splits"].items()}
+    if header["rules"]["warmup"] is None and counts["warmup"] == 0:
+        return f"{counts['history']} history + 1 counted request, too few for a warm-up"
+    return (
+        f"{counts['history']} history + {counts['warmup']} warm-up + {counts['counted']} counted"
+        " requests"
+    )
+
+
+def _expert_size(header: dict[str, Any]) -> str:
+    """Return the bytes of an expert: those of the trace, if it says them, else the geometry's."""
+    own = header["expert_bytes"]
+    if not own:
+        return f"{header['cost_geometry']['expert_bytes'] / 2**20:.4g} MiB"
+    sizes = dict.fromkeys(f"{size / 2**20:.4g}" for size in (min(own), max(own)))
+    return f"{' to '.join(sizes)} MiB (the trace's own)"
 
 
 def _profile(profile: dict[str, Any]) -> str:
@@ -77,7 +96,8 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
         "p50": lambda r: _ms(r.summary.pass_p50_us),
         "p99": lambda r: _ms(r.summary.pass_p99_us),
         "util": lambda r: _percent(r.summary.utilization),
-        "hit": lambda r: _percent(r.summary.hit_rate),
+        "hit": lambda r: _percent(r.summary.hit_rate, 2),
+        "hit all": lambda r: _percent(r.summary.hit_rate_with_prefill, 2),
         "H2D": lambda r: _number(r.summary.demand_per_pass, 1),
         "CPU": lambda r: _number(r.summary.cpu_per_pass, 1),
         "busy": lambda r: _lanes(r, "busy"),
@@ -129,8 +149,8 @@ def _ms(time_us: float) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 
 
-def _percent(share: float) -> str:
-    return "n/a" if share != share else f"{100 * share:.1f}%"
+def _percent(share: float, digits: int = 1) -> str:
+    return "n/a" if share != share else f"{100 * share:.{digits}f}%"
 
 
 def _number(value: float, digits: int) -> str:

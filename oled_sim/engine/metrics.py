@@ -100,7 +100,8 @@ class GroupFigures:
 
     ``decode_passes_us``: float64, time of each decode pass. ``decode_us``: from the end of
     prefill to the last pass. ``tokens``: output tokens of all its requests. ``counts``: sums of
-    the event columns over decode passes. ``passes``: sums of the pass columns likewise.
+    the event columns over decode passes, ``all_counts`` over all passes.
+    ``pass_counts``, ``pass_times``: sums of the pass columns over decode passes.
     """
 
     requests: tuple[RequestFigures, ...]
@@ -108,6 +109,7 @@ class GroupFigures:
     decode_us: float
     tokens: int
     counts: NDArray[np.int64]
+    all_counts: NDArray[np.int64]
     pass_counts: NDArray[np.int64]
     pass_times: NDArray[np.float64]
     kept_tokens: int
@@ -136,6 +138,7 @@ def group_figures(
         decode_us=float(passes.time[decode].sum()),
         tokens=sum(r.output_tokens for r in requests),
         counts=passes.counts[decode].sum(axis=0),
+        all_counts=passes.counts.sum(axis=0),
         pass_counts=record.course.pass_counts[decode].sum(axis=0),
         pass_times=record.course.pass_times[decode].sum(axis=0),
         kept_tokens=int(record.batch.context_tokens.max(initial=0)),
@@ -232,7 +235,9 @@ class Summary:
         tpot_p50_us, tpot_p90_us, tpot_p99_us: over requests, NaN below 100 of them.
         pass_p50_us, pass_p90_us, pass_p99_us: over decode passes.
         batch_tpot_us: decode time of the batches / all output tokens.
-        hit_rate: Σ |R ∩ A| / Σ |A|; effective_transfer_ratio: Σ reused / Σ followed.
+        hit_rate: Σ |R ∩ A| / Σ |A| of decode passes; hit_rate_with_prefill: of all
+            passes.
+        effective_transfer_ratio: Σ reused / Σ followed.
         demand_per_pass, cpu_per_pass: experts per decode pass.
         gpu_busy_us, ..., gpu_critical_us, ...: per decode pass.
         pass_us: mean time of a decode pass.
@@ -256,6 +261,7 @@ class Summary:
     pass_p99_us: float
     utilization: float
     hit_rate: float
+    hit_rate_with_prefill: float
     effective_transfer_ratio: float
     demand_per_pass: float
     cpu_per_pass: float
@@ -287,6 +293,7 @@ def summarize(
     requests = [r for g in groups for r in g.requests]
     passes = np.concatenate([g.decode_passes_us for g in groups])
     counts = sum_of([g.counts for g in groups])
+    all_counts = sum_of([g.all_counts for g in groups])
     pass_counts = dict(zip(PASS_COUNTS, sum_of([g.pass_counts for g in groups]), strict=True))
     times = dict(zip(PASS_TIMES, sum_of([g.pass_times for g in groups]), strict=True))
     tpot = np.array([r.tpot_us for r in requests])
@@ -310,6 +317,7 @@ def summarize(
         pass_p99_us=percentile(passes, 99),
         utilization=mean(np.array([r.utilization for r in requests])),
         hit_rate=ratio(counts[N_HITS], counts[N_ACTIVATED]),
+        hit_rate_with_prefill=ratio(all_counts[N_HITS], all_counts[N_ACTIVATED]),
         effective_transfer_ratio=ratio(counts[N_REUSED], counts[N_FOLLOWED]),
         demand_per_pass=ratio(counts[N_DEMAND], n),
         cpu_per_pass=ratio(counts[N_CPU_MISSES] + counts[N_CPU_HITS], n),

@@ -20,7 +20,8 @@ class Rules:
         scope: one pool per ``layer``, or one ``global`` pool.
         batch: requests that run in lock step.
         staging: slots where transfers land, on top of the budget, at least 1.
-        warmup: requests that come first and are never counted.
+        warmup: requests that come first and are never counted; None means one, or none if only
+            one request is left after history.
         history: requests of the split that policies may learn from; None is the first third.
         cold: start every request (every batch) from the state before the first.
         confidence: which confidence a policy sees, see ``CONFIDENCE_MODES``.
@@ -30,7 +31,7 @@ class Rules:
     scope: str = "layer"
     batch: int = 1
     staging: int = 16
-    warmup: int = 1
+    warmup: int | None = None
     history: int | None = None
     cold: bool = False
     confidence: str = "previous"
@@ -45,7 +46,10 @@ class Rules:
         )
         _require(self.batch >= 1, f"a batch of {self.batch} is impossible: give 1 or more")
         _require(self.staging >= 1, f"{self.staging} staging slots cannot work: give 1 or more")
-        _require(self.warmup >= 0, f"{self.warmup} warm-up requests are impossible: give 0 or more")
+        _require(
+            self.warmup is None or self.warmup >= 0,
+            f"{self.warmup} warm-up requests are impossible: give 0 or more",
+        )
         _require(
             self.history is None or self.history >= 0,
             f"{self.history} history requests are impossible: give 0 or more",
@@ -98,10 +102,11 @@ def split_requests(requests: Sequence[int], rules: Rules) -> Splits:
     """
     used = tuple(requests[: rules.requests])
     history = len(used) // 3 if rules.history is None else rules.history
-    first = history + rules.warmup
+    warmup = int(len(used) - history > 1) if rules.warmup is None else rules.warmup
+    first = history + warmup
     if first >= len(used):
         raise UsageError(
-            f"of {len(used)} requests, {history} are history and {rules.warmup} warm-up, which"
+            f"of {len(used)} requests, {history} are history and {warmup} warm-up, which"
             " leaves none to count: lower --history or --warmup, or use a trace with more requests"
         )
     return Splits(used[:history], used[history:first], used[first:])

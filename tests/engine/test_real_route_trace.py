@@ -6,6 +6,7 @@ an event, evictions after the event that spare what it touched, recency by an ex
 """
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -105,20 +106,34 @@ def test_the_cache_is_full_and_never_overfull(path):
 
 def test_run_reports_the_recordings_hit_rate(path):
     """74.88 % over all events, 80.29 % in decoding, nothing in the cold prefill."""
-    command = [
-        sys.executable, "-m", "oled_sim", "run", "--trace", path, "--policy", "lru",
-        "--scope", "global", "--cache-bytes", "4000MiB", "--geometry", GEOMETRY,
-        "--warmup", "0", "--json",
-    ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    (policy,) = json.loads(result.stdout)["results"]
+    (policy,) = json.loads(run_command(path, "--json"))["results"]
     (request,) = policy["requests"]
     assert (request["prefill_hits"], request["prefill_activations"]) == (0, 2_662)
     assert (request["hits"], request["activations"]) == (29_597, 36_864)
     assert f"{policy['summary']['hit_rate']:.2%}" == "80.29%"
-    hits = request["hits"] + request["prefill_hits"]
-    assert f"{hits / (request['activations'] + request['prefill_activations']):.2%}" == "74.88%"
+    assert policy["summary"]["hit_rate_with_prefill"] == 29_597 / 39_526
+
+
+def test_run_prints_the_recordings_hit_rate_without_further_options(path):
+    printed = run_command(path)
+    head, (row,) = printed.splitlines(), re.findall(r"^lru .*$", printed, re.MULTILINE)
+    assert row.split()[:3] == ["lru", "4000", "MiB"]
+    assert row.split()[9:11] == ["80.29%", "74.88%"]
+    assert "0 history + 1 counted request, too few for a warm-up" in head[0]
+    assert (
+        "llada2.0-mini (the trace names no model): 2.531 to 2.918 MiB (the trace's own)" in head[2]
+    )
+
+
+def run_command(path, *options):
+    """Return what ``oled-sim run`` prints under the recording's rules."""
+    command = [
+        sys.executable, "-m", "oled_sim", "run", "--policy", "lru", "--scope", "global",
+        "--cache-bytes", "4000MiB", "--trace", path, *options,
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])

@@ -70,7 +70,12 @@ class TestSplits:
         assert splits(8, history=0, warmup=0) == ((), (), tuple(range(8)))
         assert splits(8, requests=4, history=1, warmup=2) == ((0,), (1, 2), (3,))
 
-    @pytest.mark.parametrize("rules", [{}, {"warmup": 0, "history": 1}, {"warmup": 9}])
+    def test_the_only_request_left_is_counted_and_no_warm_up(self):
+        assert splits(1) == ((), (), (0,))
+        assert splits(3, history=2) == ((0, 1), (), (2,))
+        assert splits(3, history=1) == ((0,), (1,), (2,))
+
+    @pytest.mark.parametrize("rules", [{"warmup": 1}, {"history": 1}, {"warmup": 9}])
     def test_nothing_left_to_count_is_one_sentence(self, rules):
         with pytest.raises(UsageError, match=r"of 1 requests.*leaves none to count: lower"):
             splits(1, **rules)
