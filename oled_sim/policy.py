@@ -42,8 +42,10 @@ __all__ = [
     "Lane",
     "LayerHistory",
     "PassEnd",
+    "PassInfo",
     "Policy",
     "Prefetch",
+    "Prefetches",
     "RequestInfo",
     "RequestSummary",
     "Setting",
@@ -68,7 +70,8 @@ class Setting(NamedTuple):
 
     ``capacity``: int64 [L] slots per layer at the start (under global scope an equal share of the
     pool). ``budget``: slots in all. ``expert_bytes``: int64 [L]. ``scope``: ``layer`` or
-    ``global``. ``timer`` tells what the engine would charge for a decision.
+    ``global``. ``timer`` tells what the engine would charge for a decision. ``residents()`` returns
+    who is resident at the moment of the call, in every layer: bool [L, E], a copy.
     """
 
     routing: RoutingGeometry
@@ -79,6 +82,7 @@ class Setting(NamedTuple):
     costs: LaneCosts
     timer: LayerTimer
     scope: str
+    residents: Callable[[], NDArray[np.bool_]]
 
 
 class RequestInfo(NamedTuple):
@@ -103,6 +107,20 @@ class RequestSummary(NamedTuple):
     passes: int
     hits: int
     activations: int
+
+
+class PassInfo(NamedTuple):
+    """A pass that starts: what is known before its first layer, and nothing about its routes.
+
+    Of a batch: ``request`` and ``block`` are those of the first request present, ``kind`` is as in
+    :class:`Event`. ``embedding``: float32 [d], mean input embedding of the tokens, or None.
+    """
+
+    request: int
+    pass_index: int
+    kind: int
+    block: int
+    embedding: NDArray[np.float32] | None
 
 
 class PassEnd(NamedTuple):
@@ -195,6 +213,10 @@ class Prefetch(NamedTuple):
     priority: float
 
 
+Prefetches = Sequence[Prefetch] | NDArray[np.float64]
+"""Entries one by one, or as an array [n, 3] of layer, expert and priority."""
+
+
 class Gate(NamedTuple):
     """What a kernel of :meth:`Policy.compiled` may read: the events of a batch, whole arrays.
 
@@ -260,6 +282,9 @@ class Policy:
     results say with which. In Python whoever runs a policy gives the budget.
     """
 
+    wants: ClassVar[frozenset[str]] = frozenset()
+    """Further signals that it uses where the trace holds them; None or NaN where it does not."""
+
     learns: ClassVar[bool] = False
     """Whether the requests of the split ``history`` are simulated first, for it to learn from.
 
@@ -282,8 +307,12 @@ class Policy:
     def clear(self) -> None:
         """Forget counters, but not learned history; called before each request of a cold run."""
 
-    def begin_request(self, info: RequestInfo) -> Sequence[Prefetch]:
+    def begin_request(self, info: RequestInfo) -> Prefetches:
         """At a request's start; may return prefetches."""
+        return ()
+
+    def begin_iteration(self, info: PassInfo) -> Prefetches:
+        """At the start of every pass, before its first layer; may return prefetches."""
         return ()
 
     def end_request(self, summary: RequestSummary) -> None:
@@ -303,7 +332,7 @@ class Policy:
         """Passes between calls of :meth:`allocate`; 0 never."""
         return 0
 
-    def prefetch(self, event: Event) -> Sequence[Prefetch]:
+    def prefetch(self, event: Event) -> Prefetches:
         """After a gate: what to copy for later layers. An entry queued again takes a new turn."""
         return ()
 
@@ -325,7 +354,7 @@ class Policy:
         return np.zeros(self.experts, dtype=np.float64)
 
     def rescore(self, resident: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-        """Under global scope, after ``score``: values of all layers, float64 [L, E].
+        """Under global scope, after every ``score``: values of all layers, float64 [L, E].
 
         For a policy whose scores age; it replaces what ``score`` returned. None keeps the value
         that each layer's last event gave. ``resident``: bool [L, E].
@@ -356,10 +385,18 @@ class Policy:
         """After ``place``: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
 
         The engine then runs whole batches without calling either. Only for policies without
-        ``prefetch``, ``rescore`` and ``reside``; other hooks are called as ever, ``score`` among
-        them where there is no event. Not inherited: a subclass must offer its own.
+        ``begin_iteration``, ``prefetch``, ``rescore`` and ``reside``; other hooks are called as
+        ever, ``score`` among them where there is no event. Not inherited: a subclass must offer its
+        own.
         """
         return None
+
+    def notes(self) -> Sequence[str]:
+        """After a run: what readers of its results should know, a sentence each.
+
+        Such as what it could not do because the trace lacks a signal that it ``wants``.
+        """
+        return ()
 
     # Set by the engine before `place`; a policy may read it.
     experts: int = field(default=0, init=False, repr=False)

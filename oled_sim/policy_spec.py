@@ -92,8 +92,9 @@ def load_policy(name: str) -> type[Policy]:
         )
     if any(isinstance(value, Field) for value in vars(found).values()):
         raise UsageError(f"{name!r} has parameters but is no dataclass: write @dataclass above it")
-    if not isinstance(found.needs, Set):
-        raise UsageError(f"{name!r} has needs = {found.needs!r}: write frozenset({{'ids', …}})")
+    for which, signals in (("needs", found.needs), ("wants", found.wants)):
+        if not isinstance(signals, Set):
+            raise UsageError(f"{name!r} has {which} = {signals!r}: write frozenset({{'ids', …}})")
     return found
 
 

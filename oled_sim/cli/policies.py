@@ -78,6 +78,7 @@ def describe(name: str) -> dict[str, Any]:
         "package": plugins.package_of(plugins.POLICIES, bare),
         "class": policy.__qualname__,
         "needs": sorted(policy.needs - {"future"}),
+        "wants": sorted(policy.wants),
         "clairvoyant": "future" in policy.needs,
         "learns": policy.learns,
         "variants": {variant: dict(values) for variant, values in policy.variants.items()},
@@ -162,6 +163,8 @@ def _facts(policy: dict[str, Any]) -> Iterator[str]:
     if package is not None and not package.startswith("oled-sim "):
         yield f"from {package}"
     yield f"needs {', '.join(policy['needs']) or 'nothing'}"
+    if policy["wants"]:
+        yield f"uses {', '.join(policy['wants'])} where the trace holds them"
     if policy["clairvoyant"]:
         yield "clairvoyant: sees the future, so a bound and not achievable"
     if policy["learns"]:

@@ -259,7 +259,7 @@ def _simulate(
     own = trace.manifest.expert_bytes
     sizes = own or [costs.geometry.expert_bytes] * len(trace.geometry.layers)
     expert_bytes = np.array(sizes, np.int64)
-    needed = frozenset().union(*(c.policy.needs for c in contenders))
+    needed = frozenset().union(*(c.policy.needs | c.policy.wants for c in contenders))
     events = _event_file(files, trace, contenders, header)
     timeline = _timeline_file(files, expert_bytes, header)
     with ExitStack() as stack, _progress() as progress:

@@ -32,6 +32,8 @@ def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
     console.print(Text(LEGEND), style="dim", highlight=False)
     if not all(result.causal for result in results):
         console.print(f"{NOT_CAUSAL} sees what is known only later; not achievable.", style="dim")
+    for note in dict.fromkeys(f"{r.spec}: {note}" for r in results for note in r.notes):
+        console.print(Text(note), style="dim", highlight=False)
 
 
 def facts(header: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from oled_sim.engine.state import IS_RESIDENT, NAN_SCORE, NOT_A_LANE, NOT_RESIDENT
 from oled_sim.errors import OledSimError, PolicyError, one_line
-from oled_sim.policy import Compiled, Event, LayerHistory, PassEnd, Policy, Setting
+from oled_sim.policy import Compiled, Event, LayerHistory, PassEnd, PassInfo, Policy, Setting
 
 BUDGET_TOLERANCE = 1e-6
 """Relative slack for the sum of allocated capacities, which policies work out in floats."""
@@ -54,8 +54,11 @@ class Hooks:
         policy.experts = experts
         self.overrides = {
             hook: getattr(type(policy), hook) is not getattr(Policy, hook)
-            for hook in ("prefetch", "rescore", "revise", "end_iteration", "reside", "score")
-        }
+            for hook in (
+                "begin_iteration", "prefetch", "rescore", "revise", "end_iteration", "reside",
+                "score",
+            )
+        }  # fmt: skip
         self._equal = np.zeros(experts)
         if self.overrides["reside"] and "future" not in policy.needs:
             raise PolicyError(
@@ -211,6 +214,17 @@ class Hooks:
         whole = (layer == np.floor(layer)) & (expert == np.floor(expert))
         inside = (layer >= 0) & (layer < len(self.layers)) & (expert >= 0) & (expert < self.experts)
         return whole & inside
+
+    def begin_iteration(self, info: PassInfo) -> NDArray[np.float64]:
+        """Return the prefetches for the start of a pass as float64 [n, 3]."""
+        return self.prefetches("begin_iteration", self.call("begin_iteration", info))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what readers of the results should know."""
+        said = self.call("notes")
+        if isinstance(said, str) or not all(isinstance(note, str) for note in said or ()):
+            raise self.fail(f"notes() returned {said!r} instead of sentences")
+        return tuple(said or ())
 
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
         """Return slots per layer, float64 [L], that sum to the budget; or None."""

@@ -44,6 +44,7 @@ class Result:
         splits: requests by what they were for.
         requests: figures of the counted ones. summary: means and totals.
         unused_prefetches: prefetched experts still resident and unused at the end.
+        notes: what the policy has to say about its run, a sentence each.
     """
 
     spec: str
@@ -58,6 +59,7 @@ class Result:
     requests: tuple[RequestFigures, ...]
     summary: Summary
     unused_prefetches: int
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without what is the same for all results of a run."""
@@ -222,6 +224,7 @@ def _result(runner: _Runner, splits: Splits) -> Result:
             host_bytes=int(simulation.expert_bytes.sum()) * simulation.geometry.experts,
         ),
         unused_prefetches=simulation.leftover_prefetches,
+        notes=simulation.hooks.notes(),
     )
 
 

@@ -49,6 +49,7 @@ from oled_sim.policy import (
     Event,
     LayerHistory,
     PassEnd,
+    PassInfo,
     Policy,
     RequestInfo,
     RequestSummary,
@@ -179,6 +180,7 @@ class Simulation:
                 self.costs,
             ),
             scope=self.rules.scope,
+            residents=lambda: self.state.pools.resident.copy(),
         )
         self.hooks.request = self.hooks.pass_index = self.hooks.layer = -1
         self._load(self.hooks.place(setting))
@@ -244,7 +246,8 @@ class Simulation:
 
     def _compiled(self) -> Compiled | None:
         """Return the policy's kernel if it can take the place of the hooks in this run."""
-        replaced = ("prefetch", "reside", *(() if self._per_layer else ("rescore",)))
+        always = ("begin_iteration", "prefetch", "reside")
+        replaced = (*always, *(() if self._per_layer else ("rescore",)))
         if not compiled.offers(self.policy) or any(self.hooks.overrides[h] for h in replaced):
             return None
         return self.hooks.compiled()
@@ -297,6 +300,8 @@ class Simulation:
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         hooks, p = self.hooks, int(self.work[PASS])
         hooks.pass_index = p
+        if hooks.overrides["begin_iteration"]:
+            self._begin_iteration(batch, p)
         stop = self._run_on(course)
         while stop != PASS_ENDED:
             if log is not None:
@@ -314,6 +319,18 @@ class Simulation:
             log.drain(p)
         self._end_pass(batch, p)
 
+    def _begin_iteration(self, batch: Batch, p: int) -> None:
+        present = next(trace for trace in batch.traces if p < trace.passes)
+        self.hooks.request = present.request
+        info = PassInfo(
+            request=present.request,
+            pass_index=p,
+            kind=int(batch.kind[p]),
+            block=int(batch.block[p]),
+            embedding=None if batch.embedding is None else _own(batch.embedding[p]),
+        )
+        self._ask(self.hooks.begin_iteration(info))
+
     def _decide(self, batch: Batch, course: Course) -> int:
         """Let the policy decide at a gate, and run on to the next decision."""
         state, hooks, tables = self.state, self.hooks, self.costs.tables
@@ -325,12 +342,7 @@ class Simulation:
         if hooks.overrides["reside"]:
             self._set_residents(event, hooks.reside(event))
         decided = hooks.dispatch(event)
-        scores = hooks.score(layer, event)
-        if hooks.overrides["rescore"] and not self._per_layer:
-            table = hooks.rescore(state.pools.resident.copy())
-            if table is not None:
-                state.pools.score[:] = table
-                scores = np.ascontiguousarray(table[layer])
+        scores = self._scores(layer, event)
         if not hooks.overrides["prefetch"]:
             both = events.SETTLE + events.RUN_ON
             return events.proceed(state, course, tables, both, decided, scores)
@@ -341,9 +353,20 @@ class Simulation:
         self._ask(wanted)
         return self._run_on(course)
 
+    def _scores(self, layer: int, event: Event | None) -> NDArray[np.float64]:
+        """Return the values of a layer; under global scope those of all layers may change."""
+        hooks, pools = self.hooks, self.state.pools
+        scores = hooks.score(layer, event)
+        if hooks.overrides["rescore"] and not self._per_layer:
+            table = hooks.rescore(pools.resident.copy())
+            if table is not None:
+                pools.score[:] = table
+                return np.ascontiguousarray(table[layer])
+        return scores
+
     def _admit(self, course: Course) -> int:
         layer = int(self.state.queue.arrived[0])
-        problem = events.admit(self.state, self.hooks.score(layer, None))
+        problem = events.admit(self.state, self._scores(layer, None))
         if problem != 0:
             return problem
         return self._run_on(course)

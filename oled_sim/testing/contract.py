@@ -143,8 +143,9 @@ class PolicyContract:
             assert field.metadata.get("help"), f"parameter {name!r} needs help: use param()"
 
     def test_needs_are_signals(self) -> None:
-        """What it needs are signals that a trace can hold, or the future."""
-        unknown = type(self.make()).needs - {*SIGNALS, "future"}
+        """What it needs or wants are signals that a trace can hold, or the future."""
+        policy = type(self.make())
+        unknown = (policy.needs | policy.wants) - {*SIGNALS, "future"}
         assert not unknown, f"no trace holds {unknown}: signals are {', '.join(SIGNALS)}, future"
 
     def test_parameters_can_be_given_by_users(self) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from oled_sim.policy import Event, LayerHistory, PassEnd, Policy, RequestInfo, RequestSummary
+from oled_sim.policy import (
+    Event,
+    LayerHistory,
+    PassEnd,
+    PassInfo,
+    Policy,
+    RequestInfo,
+    RequestSummary,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing-a-policy.md").read_text(encoding="utf-8")
@@ -132,7 +140,14 @@ def test_every_hook_is_described():
     for hook in hooks:
         arguments = list(inspect.signature(getattr(Policy, hook)).parameters)[1:]
         assert f"| `{hook}({', '.join(arguments)})` |" in PAGE
-    for attribute in ("needs", "learns", "variants", "replaces_queue", "allocation_period"):
+    for attribute in (
+        "needs",
+        "wants",
+        "learns",
+        "variants",
+        "replaces_queue",
+        "allocation_period",
+    ):
         assert hasattr(Policy, attribute) and f"`{attribute}" in PAGE
 
 
@@ -143,6 +158,7 @@ def test_every_hook_is_described():
         ("`end` (`end_iteration`)", PassEnd._fields),
         ("`history` (`allocate`)", LayerHistory._fields),
         ("`info` (`begin_request`)", RequestInfo._fields),
+        ("`info` (`begin_iteration`)", PassInfo._fields),
         ("`summary` (`end_request`)", RequestSummary._fields),
     ],
 )
