@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from oled_sim.engine.whatif import LayerTimer
 
 __all__ = [
+    "NEVER",
     "Compiled",
     "Event",
+    "Future",
     "Gate",
     "Lane",
     "LayerHistory",
@@ -154,6 +156,32 @@ class LayerHistory(NamedTuple):
     budget: int
 
 
+NEVER = 2**62
+"""Number of an event that does not come: later than all others, and exact as a float64."""
+
+
+class Future:
+    """What comes after a gate, as far as it is told: next uses, for policies that need ``future``.
+
+    A cursor: it answers for the present event, from its gate on until the last hook of that gate
+    has returned, and for nobody at any other time. It knows the whole run in trace order, up to
+    the point where the cache is emptied: at the next request under ``--cold``, at the end of the
+    history split.
+    """
+
+    def next_use(self, layer: int) -> NDArray[np.int64]:
+        """Return the next event that activates each expert of a layer, int64 [E].
+
+        Events are numbered through the run, over all layers (as in ``Event.last_use // E``); the
+        present one does not count. ``NEVER`` where there is none. Numbers do not age: they are
+        right until the layer's next event.
+
+        Raises:
+            PolicyError: the policy does not declare ``"future"`` in ``needs``, or no gate is open.
+        """
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
 class Event:
     """One MoE layer of one pass, as known at its gate.
@@ -177,6 +205,7 @@ class Event:
         capacity: slots of the layer now (of the whole pool under global scope).
         last_use: int64 [E], recency stamp before this event: larger is more recent, -1 never
             used; ``last_use // E`` is the number of the event in the run.
+        future: next uses, only for policies that need ``"future"``.
     """
 
     request: int
@@ -198,6 +227,7 @@ class Event:
     capacity: int
     last_use: NDArray[np.int64]
     owner: NDArray[np.int32]
+    future: Future
 
     @property
     def missed(self) -> NDArray[np.bool_]:
@@ -273,7 +303,7 @@ class Policy:
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
-    """Signals the trace must hold; ``"future"`` grants :meth:`reside`."""
+    """Signals the trace must hold; ``"future"`` grants :meth:`reside` and ``event.future``."""
 
     residency: ClassVar[Literal["budget", "none", "all"]] = "budget"
     """What ``oled-sim run`` lets it hold: the budget asked for, nothing, or every expert.

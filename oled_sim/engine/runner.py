@@ -13,6 +13,7 @@ from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import laws
 from oled_sim.engine.batch import Batch, make_batch
 from oled_sim.engine.budget import Budget
+from oled_sim.engine.future import Beyond, Horizon
 from oled_sim.engine.metrics import GroupFigures, RequestFigures, Summary, group_figures, summarize
 from oled_sim.engine.rules import Group, Rules, Splits, split_requests
 from oled_sim.engine.simulation import GroupRecord, Simulation
@@ -85,12 +86,12 @@ class _Runner:
     in_history: bool = False
     resident_bytes: int = 0
 
-    def run(self, group: Group, batch: Batch, source: Source) -> GroupRecord:
+    def run(self, group: Group, batch: Batch, source: Source, beyond: Beyond) -> GroupRecord:
         simulation = self.simulation
         if self.in_history and group.split != "history":
             simulation.end_history()
         self.in_history = group.split == "history"
-        record = simulation.run_group(group, batch)
+        record = simulation.run_group(group, batch, beyond)
         laws.check_cheap(record, simulation.state, simulation.rules)
         if group.split == "counted":
             scope, slots = simulation.rules.scope, simulation.slots
@@ -143,7 +144,8 @@ def simulate_all(
 ) -> list[Result]:
     """Run several contenders side by side, reading and preparing every request once.
 
-    Memory holds one batch of requests, whatever the length of the trace.
+    Memory holds one batch of requests, whatever the length of the trace. A clairvoyant policy that
+    asks for next uses adds a first pass over the trace, and one number per group and expert.
 
     Args:
         source: the trace.
@@ -182,14 +184,21 @@ def simulate_all(
     total = sum(
         len(g.requests) for r in runners for g in splits.groups(rules.batch, learns=_learns(r))
     )
-    done = 0
-    for group in splits.groups(rules.batch, learns=any(_learns(r) for r in runners)):
+    groups = tuple(splits.groups(rules.batch, learns=any(_learns(r) for r in runners)))
+
+    def prepare(group: Group) -> Batch:
         traces = [source.read(request) for request in group.requests]
-        batch = make_batch(traces, source.geometry, costs, rules.confidence)
+        return make_batch(traces, source.geometry, costs, rules.confidence)
+
+    layers, experts = len(source.geometry.layers), source.geometry.experts
+    horizon = Horizon(groups, prepare, layers, experts, cold=rules.cold)
+    done = 0
+    for group in groups:
+        batch = prepare(group)
         for runner in runners:
             if group.split == "history" and not _learns(runner):
                 continue
-            record = runner.run(group, batch, source)
+            record = runner.run(group, batch, source, horizon.beyond(group))
             if observe is not None:
                 observe(runner.contender, record)
             done += len(group.requests)

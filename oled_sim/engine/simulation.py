@@ -13,6 +13,7 @@ from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import compiled, events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget, apportion, uniform_capacity
+from oled_sim.engine.future import Beyond, Cursor, Withheld, nothing_beyond
 from oled_sim.engine.hooks import Hooks, own_copy
 from oled_sim.engine.job_log import JobLog
 from oled_sim.engine.rules import Group, Rules
@@ -35,6 +36,7 @@ from oled_sim.engine.state import (
     PROBLEM,
     READY_EXPERTS,
     TOKENS,
+    USES,
     Course,
     State,
     new_lanes,
@@ -118,6 +120,8 @@ class Simulation:
         name = name or type(policy).__name__
         self.policy = own_copy(policy, name)
         self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
+        self._cursor = Cursor(self.hooks.fail) if "future" in self.policy.needs else None
+        self._future = self._cursor or Withheld(self.hooks.fail)
         self._reset()
         self._place()
 
@@ -212,18 +216,23 @@ class Simulation:
         self._reset()
         self._place()
 
-    def run_group(self, group: Group, batch: Batch) -> GroupRecord:
+    def run_group(self, group: Group, batch: Batch, beyond: Beyond | None = None) -> GroupRecord:
         """Run the requests of one group to their end.
 
         Args:
             group: which requests, and what they are for.
             batch: the same requests made ready by :func:`make_batch`.
+            beyond: says which experts are used after the group, for clairvoyant policies; by
+                default none.
         """
         if self.rules.cold:
             self._reset()
             self._load(self._initial)
             self.hooks.call("clear")
         course = batch.fresh_course()
+        if self._cursor is not None:
+            nothing = nothing_beyond(len(self.geometry.layers), self.geometry.experts)
+            self._cursor.enter(course, int(self.work[USES]), beyond or nothing)
         pools, log = self.state.pools, JobLog(self.state) if self._keeps_log(group) else None
         pools.fresh[:] = False
         pools.fresh_event[:] = -1
@@ -333,8 +342,17 @@ class Simulation:
 
     def _decide(self, batch: Batch, course: Course) -> int:
         """Let the policy decide at a gate, and run on to the next decision."""
-        state, hooks, tables = self.state, self.hooks, self.costs.tables
         v = int(self.work[EVENT])
+        if self._cursor is None:
+            return self._decide_at(v, batch, course)
+        self._cursor.open(v)
+        try:
+            return self._decide_at(v, batch, course)
+        finally:
+            self._cursor.close()
+
+    def _decide_at(self, v: int, batch: Batch, course: Course) -> int:
+        state, hooks, tables = self.state, self.hooks, self.costs.tables
         layer = int(course.event_layer[v])
         hooks.layer = layer
         event = self.event(batch, v, batch.confidence)
@@ -406,6 +424,7 @@ class Simulation:
             capacity=int(pools.capacity[layer]),
             last_use=_own(pools.used[layer]),
             owner=_own(batch.owner[rows]),
+            future=self._future,
         )
 
     def _set_residents(self, event: Event, ids: NDArray[np.int64] | None) -> None:

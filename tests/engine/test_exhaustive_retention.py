@@ -1,8 +1,8 @@
 """Retention against every possible retention, on traces small enough to try all.
 
 What a demand-only policy may keep is any subset of residents and activated experts that fits.
-Keeping what is used soonest (Belady's rule for sets, with bypass) is the best of all, also
-while capacities change and in one pool for all layers; so it must come out of the engine, and no
+Keeping what is used soonest (`belady`: Belady's rule for sets, with bypass) is the best of all,
+also while capacities change and in one pool for all layers, and over all requests of a run; and no
 policy may come out above it.
 """
 
@@ -14,12 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.rules import Rules
+from oled_sim.engine.runner import Contender, simulate_all
+from oled_sim.engine.source import MemoryTrace
+from oled_sim.engine.state import N_HITS
 from oled_sim.geometry import RoutingGeometry
+from oled_sim.policies.belady import Belady
 from oled_sim.policy import Policy, param
 from oled_sim.policy_spec import parse_policy
-from oled_sim.testing.by_hand import Run, request_by_hand
-
-NEVER = 1e6
+from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
 
 
 def most_hits(events, limits):
@@ -46,28 +50,12 @@ def subsets(of, limit):
 
 
 @dataclass
-class Belady(Policy):
-    """Keeps what is used soonest; slots of layers as told, at every pass."""
+class Moving(Belady):
+    """`belady`, with slots of layers as told, at every pass."""
 
-    needs = frozenset({"ids", "future"})
+    weights: list = field(default_factory=list)  # [passes][L]
 
-    events: list = field(default_factory=list)  # (layer, experts), in order of execution
-    weights: list = field(default_factory=list)  # [passes][L], or nothing to keep capacities
-
-    def place(self, setting):
-        self._now = 0
-
-    def score(self, layer, event):
-        self._now += 1
-        value = np.full(self.experts, -NEVER)
-        for i in range(len(self.events) - 1, self._now - 1, -1):
-            if self.events[i][0] == layer:
-                value[list(self.events[i][1])] = -i
-        return value
-
-    @property
-    def allocation_period(self):
-        return int(len(self.weights) > 0)
+    allocation_period = 1
 
     def allocate(self, history):
         weight = np.array(self.weights.pop(0))
@@ -103,7 +91,7 @@ def bound(found, passes):
 @settings(max_examples=150, deadline=None)
 @given(passes=activations(1, 6), slots=st.integers(0, 5))
 def test_what_is_used_soonest_is_the_best_to_keep(passes, slots):
-    found = run(Belady(in_order(passes)), 1, 6, passes, slots)
+    found = run(Belady(), 1, 6, passes, slots)
     assert sum(found.count("hits")) == bound(found, passes)
 
 
@@ -111,13 +99,13 @@ def test_what_is_used_soonest_is_the_best_to_keep(passes, slots):
 @given(passes=activations(2, 5), slots=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_also_while_capacities_change(passes, slots, seed):
     weights = np.random.default_rng(seed).integers(0, 4, (len(passes), 2)) + 0.01
-    found = run(Belady(in_order(passes), weights.tolist()), 2, 5, passes, slots)
+    found = run(Moving(weights=weights.tolist()), 2, 5, passes, slots)
     assert sum(found.count("hits")) == bound(found, passes)
 
 
 def test_capacities_do_change_in_the_test_above():
     passes = [[{0, 1}, {0}]] * 4
-    found = run(Belady(in_order(passes), [[3, 1], [1, 3], [1, 1]]), 2, 5, passes, 2)
+    found = run(Moving(weights=[[3, 1], [1, 3], [1, 1]]), 2, 5, passes, 2)
     # Pass by pass, layer by layer; the first pass is the prefill, which does not allocate.
     assert found.count("capacity") == [2, 2, 2, 2, 3, 1, 1, 3]
 
@@ -125,9 +113,40 @@ def test_capacities_do_change_in_the_test_above():
 @settings(max_examples=100, deadline=None)
 @given(passes=activations(2, 3), slots=st.integers(0, 2))
 def test_also_in_one_pool_for_all_layers(passes, slots):
-    found = run(Belady(in_order(passes)), 2, 3, passes, slots, scope="global")
+    found = run(Belady(), 2, 3, passes, slots, scope="global")
     keys = [frozenset((layer, e) for e in event) for layer, event in in_order(passes)]
     assert sum(found.count("hits")) == most_hits(keys, [2 * slots] * len(keys))
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@settings(max_examples=40, deadline=None)
+@given(requests=st.lists(activations(1, 5), min_size=2, max_size=4), slots=st.integers(1, 3))
+def test_also_over_the_requests_of_a_run(cold, batch, requests, slots):
+    geometry = RoutingGeometry((1,), 5, 1)
+    traces = [
+        request_by_hand(geometry, [[[[e] for e in sorted(event)] for event in p] for p in passes],
+                        request=i)
+        for i, passes in enumerate(requests)
+    ]  # fmt: skip
+    groups = [[]]
+    hits = 0
+
+    def note(contender, record):
+        nonlocal hits
+        hits += int(record.course.counts[:, N_HITS].sum())
+        course = record.course
+        ends = zip(course.offset, course.offset[1:], strict=False)
+        events = [frozenset(course.experts[a:b].tolist()) for a, b in ends]
+        if cold:
+            groups.append(events)
+        else:
+            groups[0] += events
+
+    contender = Contender("belady", Belady(), Budget(cache=slots))
+    rules = Rules(history=0, warmup=1, batch=batch, cold=cold)
+    simulate_all(MemoryTrace(geometry, traces), [contender], costs_by_hand(), rules, observe=note)
+    assert hits == sum(most_hits(g, [slots] * len(g)) for g in groups if g)
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,23 @@ class TestCausal(PolicyContract):
         return parse_policy(self.spec)
 
 
-class TestIdeal(PolicyContract):
+CLAIRVOYANT = ("ideal", "belady", "belady:dispatch=load")
+
+
+@pytest.mark.parametrize("spec", CLAIRVOYANT)
+class TestClairvoyant(PolicyContract):
     causal = False
 
+    @pytest.fixture(autouse=True)
+    def _spec(self, spec):
+        self.spec = spec
+
     def make(self):
-        return parse_policy("ideal")
+        return parse_policy(self.spec)
 
 
 def test_every_registered_policy_is_tested_here():
-    tested = {spec.split(":")[0] for spec in CAUSAL} | {"ideal", *REFERENCES}
+    tested = {spec.split(":")[0] for spec in CAUSAL + CLAIRVOYANT} | {*REFERENCES}
     assert set(plugins.names(plugins.POLICIES)) <= tested
     for name in tested:
         assert load_policy(name)
