@@ -22,6 +22,13 @@ CAUSAL = (
     "ktransformers:placement=random,gpu_prefill_tokens=1,dynamic=true",
     "fiddler",
     "fiddler:cost=max,cpu_us=40,gpu_us=150",
+    "hybrimoe",
+    "hybrimoe:released,admit=scored,initial=none",
+    "hybrimoe:prefetch=2,prefill=hybrid,top=3,a=1",
+    "hybrimoe:block=gpu",
+    "least-stale",
+    "least-stale:stale=age",
+    "least-stale:order=lru",
 )
 
 REFERENCES = ("full", "no-cache")
