@@ -29,6 +29,12 @@ CAUSAL = (
     "least-stale",
     "least-stale:stale=age",
     "least-stale:order=lru",
+    "moe-infinity",
+    "moe-infinity:request",
+    "moe-infinity:predict=prompt,match=all,eam=block",
+    "moe-infinity:protect=list,evict=prefetch-bug,match=observed",
+    "moe-infinity:evict=paper,most=5,unseen=sum,capacity=1",
+    "moe-infinity:evict=priority,protect=list,most=3,count=event",
 )
 
 REFERENCES = ("full", "no-cache")

@@ -1,0 +1,289 @@
+"""MoE-Infinity: prefetching by the expert activation matrices of earlier requests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.errors import UsageError
+from oled_sim.policy import (
+    Event,
+    PassInfo,
+    Policy,
+    Prefetches,
+    RequestInfo,
+    RequestSummary,
+    Setting,
+    param,
+)
+from oled_sim.trace import Kind
+
+from ._candidates import UNLISTED, Candidates, Protect, by_class, ranks_at_arrival
+from ._eam import (
+    EAMCollection,
+    Match,
+    RunningEAM,
+    collect_eams,
+    counts_by_request,
+    load_eams,
+    requests_of,
+    save_eams,
+)
+from ._eam_values import paper_values, priority_values
+
+__all__ = ["MoEInfinity", "collect_eams", "load_eams", "save_eams"]
+
+LIKELY = 1e-8
+"""What the released predictor adds to every count, so that no expert is left out."""
+
+
+@dataclass
+class MoEInfinity(Policy):
+    """MoE-Infinity (Xue et al. 2024), after the code at revision d617801 of 2026-03-03.
+
+    Every request has an expert activation matrix (EAM): how many tokens each expert of each layer
+    has served so far. After every gate the most similar EAM of an earlier request predicts the
+    later layers, and their experts are prefetched, the likeliest and nearest first. Misses are
+    transferred; the least visited residents leave.
+
+    Where code, paper and the OLED-MoE paper's description differ:
+
+    - *When* (``predict``). ``gate`` is what the code does; it has the call commented out for all
+      models but two, which ``none`` is (demand only). ``request`` is how OLED-MoE describes the
+      system: fill each layer at a request's start with the likeliest C experts and change nothing
+      until the next request, so what is not among them is transferred, used and dropped.
+      ``prompt`` does so after the prefill, whose EAM can then be matched. The default is the
+      code's, since the paper of MoE-Infinity describes it too.
+    - *Match* (``match``). The code flattens the layers up to l in all stored EAMs, so only those
+      above l decide, as observed in earlier passes (``released``). The paper compares what has
+      been observed (``observed``). Where nothing that is compared has been observed, all tie and
+      the first row wins; ``unseen=sum`` takes the sum of all rows, as FineMoE's port does at its
+      first layer. Only rows that hold an EAM are searched (in the code a missing one is 0/0).
+    - *List*. Experts of layers l and up by (count + 1e-8) · (1 − (x − l) / (L + 1)), all of them
+      (``most`` caps the list); it replaces the one before. Experts that the event uses come on
+      demand. In a batch the last request's list wins.
+    - *Whom a list protects from prefetches* (``protect``). In the code all on it, and it serves
+      one pool: a prefetch to layer x takes the slot of an expert of a layer before l, or fails.
+      With a pool per layer that would admit prefetches to free slots only. So ``pool``, the
+      default, lists and protects no more than a pool can hold, the first C; ``list`` is literal.
+      A prefetch without a victim is not sent.
+    - *Eviction* (``evict``). Experts of the running event are locked: they leave last. ``visits``:
+      the fewest visits leave first, counted since the start of the run and not reset, a tie to
+      the lowest expert id, then the lowest layer. ``prefetch-bug``: as the code does it, on demand
+      by ``visits``, but for a prefetch the *most* visited leave first. ``paper``: the least
+      (share of the running EAM + ``epsilon``) · (1 − layer / L). ``priority``: the unused Python
+      class: layer factor × share × visits, each normalised, with the current and later layers
+      of the list protected; the encoder it expects has no layers here.
+
+    What the engine's contract leaves out: the code counts a prefetch as a visit, and evicts one
+    expert per miss while experts of the event that are done already may leave; here an event's
+    experts are one set.
+
+    Collections persist as files (docs/prefetching-policies.md); their rows are never replaced.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"ids"})
+    learns: ClassVar[bool] = True
+    replaces_queue: ClassVar[bool] = True
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "request": {"predict": "request", "unseen": "sum"},
+        "demand": {"predict": "none"},
+    }
+
+    predict: Literal["gate", "request", "prompt", "none"] = param(
+        "gate", "when experts are predicted and prefetched"
+    )
+    match_on: Match = param("released", "layers that are compared", name="match")
+    unseen: Literal["first", "sum"] = param(
+        "first", "the prediction while nothing that is compared was observed"
+    )
+    evict: Literal["visits", "prefetch-bug", "paper", "priority"] = param(
+        "visits", "who leaves first"
+    )
+    protect: Protect = param("pool", "whom a list protects from prefetches")
+    most: int = param(0, "entries of a list, 0 for all")
+    count: Literal["tokens", "event"] = param("tokens", "what an activation adds to an EAM")
+    eam: Literal["request", "block"] = param("request", "what an EAM spans")
+    capacity: int = param(1000, "EAMs of the collection")
+    collection: str = param("", "file with EAMs to start from")
+    epsilon: float = param(1e-6, "added to shares by evict=paper")
+
+    def __post_init__(self) -> None:
+        """Refuse impossible constants."""
+        for name, wrong in (
+            ("most", self.most < 0),
+            ("capacity", self.capacity < 1),
+            ("epsilon", not self.epsilon >= 0),
+        ):
+            if wrong:
+                raise UsageError(f"moe-infinity: {name}={getattr(self, name)} is out of range")
+        if self._populates and self.protect == "list":
+            raise UsageError(
+                f"moe-infinity: predict={self.predict} fills pools with what they can hold, which"
+                " protect=list contradicts: leave protect out"
+            )
+        self._learned: EAMCollection | None = None
+
+    @property
+    def _populates(self) -> bool:
+        return self.predict in ("request", "prompt")
+
+    def place(self, setting: Setting) -> None:
+        """Start with the collection learned so far, or with the one of the file."""
+        layers = len(setting.routing.layers)
+        if self._learned is None:
+            rows = np.zeros((0, layers, self.experts))
+            if self.collection:
+                rows = load_eams(Path(self.collection), layers, self.experts)
+            if len(rows) > self.capacity:
+                raise UsageError(
+                    f"{self.collection} holds {len(rows)} EAMs, but the collection {self.capacity}:"
+                    f" give capacity={len(rows)} or more"
+                )
+            self._learned = EAMCollection(layers, self.experts, self.capacity, rows)
+        self._setting = setting
+        self._shape = layers, self.experts
+        # Of equal visits the lowest expert id leaves first, then the lowest layer.
+        order = np.arange(self.experts) * layers + np.arange(layers)[:, None]
+        self._tie = order / (layers * self.experts)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget visits and requests; of the collection keep what history and file gave it."""
+        assert self._learned is not None, "place() makes it"
+        self._rows = copy.deepcopy(self._learned)
+        self._visits = np.zeros(self._shape)
+        self._candidates = Candidates(self._setting, self.protect, self.most)
+        self._executing = np.zeros(self._shape, np.bool_)
+        self._running: dict[int, RunningEAM] = {}
+        self._of_history: set[int] = set()
+        self._populated: set[int] = set()
+        self._layer = self._block = 0
+        self._arriving = False
+
+    def begin_request(self, info: RequestInfo) -> Prefetches:
+        """Start an EAM; fill the pools for the request, if that is when they are filled."""
+        self._running[info.request] = RunningEAM(*self._shape)
+        self._executing[:] = False
+        if info.history:
+            self._of_history.add(info.request)
+        if self.predict == "request":
+            return self._list(self._prediction(self._running[info.request], 0), 0)
+        return ()
+
+    def begin_iteration(self, info: PassInfo) -> Prefetches:
+        """After the prefill fill the pools for the request, if that is when they are filled."""
+        new = [request for request in self._running if request not in self._populated]
+        if self.predict != "prompt" or info.kind == Kind.PREFILL or not new:
+            return ()
+        self._populated.update(new)
+        self._executing[:] = False
+        return self._list(self._prediction(self._running[new[-1]], 0), 0)
+
+    def end_request(self, summary: RequestSummary) -> None:
+        """Add the EAM to the collection; what history teaches survives."""
+        self._finish(summary.request)
+        del self._running[summary.request]
+
+    def _finish(self, request: int) -> None:
+        eam = self._running[request].counts
+        self._rows.insert(eam)
+        if request in self._of_history:
+            self._learned = copy.deepcopy(self._rows)
+
+    def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
+        """Count the event; return the scores of its layer, or those that an arrival meets."""
+        self._arriving = event is None
+        if event is not None:
+            self._observe(event)
+        if self._setting.scope == "global":
+            return np.zeros(self.experts)  # `rescore` says it
+        return self._scores(slice(layer, layer + 1))[0]
+
+    def rescore(self, resident: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the scores of all layers: who executes changes with every event."""
+        return self._scores(slice(None))
+
+    def prefetch(self, event: Event) -> Prefetches:
+        """Predict the layers from this one on, for each request; the last one's list stands."""
+        wanted: Prefetches = ()
+        for request in requests_of(event) if self.predict == "gate" else ():
+            eam = self._prediction(self._running[request], event.layer)
+            wanted = self._list(eam, event.layer)
+        return wanted
+
+    def _observe(self, event: Event) -> None:
+        """Add the event to visits and EAMs."""
+        self._candidates.note_slots(event)
+        self._layer = event.layer
+        self._executing[:] = False
+        self._executing[event.layer, event.experts] = True
+        self._visits[event.layer, event.experts] += 1.0
+        if self.eam == "block" and event.block != self._block:
+            for request in requests_of(event):
+                self._finish(request)
+                self._running[request] = RunningEAM(*self._shape)
+        self._block = event.block
+        for request, counts in counts_by_request(event, self.experts):
+            added = counts if self.count == "tokens" else (counts > 0).astype(np.float64)
+            self._running[request].add(event.layer, added)
+
+    def _prediction(self, running: RunningEAM, layer: int) -> NDArray[np.float64] | None:
+        """Return the EAM float64 [L, E] that predicts the rest of a request, if there is one."""
+        rows = self._rows
+        if rows.size == 0:
+            return None
+        row = rows.match(running, layer, self.match_on)
+        if row is None and self.unseen == "sum":
+            return rows.counts.sum(axis=0)
+        row = row or 0
+        rows.note_access(row)
+        return rows.counts[row]
+
+    def _list(self, eam: NDArray[np.float64] | None, layer: int) -> NDArray[np.float64]:
+        """Make the list that an EAM gives, from ``layer`` on."""
+        if eam is None:
+            return np.zeros((0, 3))
+        layers = len(eam)
+        ahead = np.arange(layers)[:, None] - layer
+        priority = np.where(ahead < 0, UNLISTED, (eam + LIKELY) * (1.0 - ahead / (layers + 1)))
+        return self._candidates.replace(priority, self._executing)
+
+    def _scores(self, rows: slice) -> NDArray[np.float64]:
+        """Return the scores of some layers at this moment, float64 [n, E]."""
+        protected, executing = self._candidates.protected, self._executing
+        if self._populates and protected.any():
+            return np.where(protected, self._visits, -np.inf)[rows]
+        resident = self._setting.residents()
+        if self._arriving:
+            ranks = ranks_at_arrival(resident[rows], protected[rows])
+        elif self.evict == "priority":
+            spared = protected.copy()
+            spared[self._layer] = True
+            ranks = np.where(executing[rows], 2, spared[rows])
+        else:
+            ranks = executing[rows].astype(np.int64)
+        return by_class(ranks, self._values(resident)[rows])
+
+    def _values(self, resident: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return what experts of the same class are compared by, float64 [L, E]."""
+        if self.evict == "paper":
+            return paper_values(self._eam_of_all(), self.epsilon)
+        if self.evict == "priority":
+            return priority_values(self._eam_of_all(), self._visits * resident, self._layer)
+        if self.evict == "prefetch-bug" and self._arriving:
+            return -self._visits
+        return self._visits + self._tie
+
+    def _eam_of_all(self) -> NDArray[np.float64]:
+        """Return the sum of the running EAMs, which is that of the request unless in a batch."""
+        total = np.zeros(self._shape)  # between requests prefetches still arrive
+        for running in self._running.values():
+            total += running.counts
+        return total
