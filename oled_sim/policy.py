@@ -21,7 +21,7 @@ through the hooks with a complete example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -303,7 +303,8 @@ class Policy:
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
-    """Signals the trace must hold; ``"future"`` grants :meth:`reside` and ``event.future``."""
+    """Signals the trace must hold; ``"future"`` grants :meth:`reside`, :meth:`foresee` and
+    ``event.future``."""
 
     residency: ClassVar[Literal["budget", "none", "all"]] = "budget"
     """What ``oled-sim run`` lets it hold: the budget asked for, nothing, or every expert.
@@ -403,6 +404,15 @@ class Policy:
 
     def end_iteration(self, end: PassEnd) -> None:
         """After the LM head of a pass, with its confidence and acceptance."""
+
+    def foresee(self, events: Iterable[Event]) -> NDArray[np.int64] | None:
+        """Clairvoyant bounds only (needs ``"future"``): before a pass, all of its events, once.
+
+        Returns the slots of each layer for this pass, int64 [L], which must fit the budget; None
+        leaves capacities as they are. Under global scope one pool serves all layers, and what is
+        returned changes nothing. The events show residents and capacities from before the pass.
+        """
+        return None
 
     def reside(self, event: Event) -> NDArray[np.int64] | None:
         """Clairvoyant bounds only (needs ``"future"``): set the residents before the gate, free.

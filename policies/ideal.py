@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.policy import Event, Lane, Policy, Setting
+from oled_sim.policy import Event, Lane, Policy, Setting, param
 
-from ._exact_split import best_split
+from ._exact_split import best_split, new_search
+from ._pass_split import new_plans, plan_layer, share_slots
 
 
 @dataclass
@@ -19,9 +21,10 @@ class Ideal(Policy):
 
     The paper: "perfect knowledge of the activated experts to maximize the number of activated
     experts already resident in the GPU cache before each layer executes". So before each layer
-    min(C, |A|) activated experts are resident, put there free of charge, with a fixed C per layer
-    (budget never moves between layers, and one pool for all layers is shared equally, since a
-    pool that every layer could use whole would be full residency).
+    min(C, |A|) activated experts are resident, put there free of charge. By default C is fixed per
+    layer; ``split=total`` shares the budget anew over the layers of every pass, so that the pass
+    is as short as it can be with the most hits possible, min(Σ C, Σ |A|). Under global scope both
+    do the same, since a pool that every layer could use whole would be full residency.
 
     Chosen here: *which* experts are resident and how misses are split is whatever makes the
     layer shortest by the engine's own lane model. For every number x of experts sent to the CPU,
@@ -32,40 +35,62 @@ class Ideal(Policy):
     layer of all. Where it depends on tokens too, tests against exhaustive search find it within
     1 % if a CPU expert takes several times as long as one on the GPU, and within 15 % if it takes
     about as long. To that extent no policy that neither prefetches nor moves budget between layers
-    has a lower TPOT.
+    has a lower TPOT; with ``split=total`` none that does not prefetch.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids", "future"})
 
+    split: Literal["layer", "total"] = param("layer", "what the budget is shared over: see above")
+
     def place(self, setting: Setting) -> None:
         """Remember costs and slots."""
         self._setting = setting
-        self._floor_us = float(np.nanmin(setting.costs.profile.gpu_experts.median_us))
+        self._search = new_search(setting.costs, self.experts)
+        self._slots = setting.capacity
+        self._plans = new_plans(len(setting.capacity), self.experts)
+
+    def foresee(self, events: Iterable[Event]) -> NDArray[np.int64] | None:
+        """Share the budget over the layers of the pass."""
+        if self.split == "layer":
+            return None
+        self._plans.most[:] = 0
+        for event in events:
+            plan_layer(self._plans, self._setting, self._search, event)
+        self._slots = share_slots(self._plans, self._setting)
+        return self._slots
 
     def reside(self, event: Event) -> NDArray[np.int64]:
         """Choose residents and lanes of the event together, by time."""
-        slots = event.capacity
-        if self._setting.scope == "global":
-            slots = int(self._setting.capacity[event.layer])
-        timer = self._setting.timer
-        self._lanes = np.empty(len(event.experts), np.int64)
+        slots, count = event.capacity, len(event.experts)
+        if self._setting.scope == "global" or self.split == "total":
+            slots = int(self._slots[event.layer])
         order = np.argsort(event.tokens, kind="stable")
+        if self.split == "total":
+            plans = self._plans.lanes[event.layer, min(slots, count), :count]
+            self._lanes = plans.astype(np.int64)
+        else:
+            self._lanes = self._shortest(event, order, slots)
+        hits = event.experts[self._lanes == Lane.GPU]
+        # Slots that the GPU's hits leave over hold experts that the CPU computes.
+        spare = event.experts[order][self._lanes[order] == Lane.CPU]
+        return np.concatenate([hits, spare[: min(slots, count) - len(hits)]])
+
+    def _shortest(self, event: Event, order: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+        timer, lanes = self._setting.timer, np.empty(len(order), np.int64)
         best_split(
             timer.lanes,
             timer.queue,
             timer.tables,
+            self._search,
             event.layer,
             len(event.routes),
             event.tokens,
             order,
             slots,
-            self._floor_us,
-            self._lanes,
+            lanes,
+            np.inf,
         )
-        hits = event.experts[self._lanes == Lane.GPU]
-        # Slots that the GPU's hits leave over hold experts that the CPU computes.
-        spare = event.experts[order][self._lanes[order] == Lane.CPU]
-        return np.concatenate([hits, spare[: min(slots, len(order)) - len(hits)]])
+        return lanes
 
     def dispatch(self, event: Event) -> NDArray[np.int64]:
         """Return the lanes chosen with the residents."""

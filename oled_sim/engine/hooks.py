@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,14 @@ class Hooks:
             hook: getattr(type(policy), hook) is not getattr(Policy, hook)
             for hook in (
                 "begin_iteration", "prefetch", "rescore", "revise", "end_iteration", "reside",
-                "score",
+                "score", "foresee",
             )
         }  # fmt: skip
         self._equal = np.zeros(experts)
-        if self.overrides["reside"] and "future" not in policy.needs:
+        ahead = [hook for hook in ("reside", "foresee") if self.overrides[hook]]
+        if ahead and "future" not in policy.needs:
             raise PolicyError(
-                f"policy {name!r} implements reside(), which looks into the future, without"
+                f"policy {name!r} implements {ahead[0]}(), which looks into the future, without"
                 " declaring 'future' in `needs`"
             )
 
@@ -187,6 +189,21 @@ class Hooks:
         if len(array) > slots:
             raise self.fail(f"reside() returned {len(array)} experts for {slots} slots")
         return unique
+
+    def foresee(
+        self, events: Iterable[Event], expert_bytes: NDArray[np.int64], budget_bytes: int
+    ) -> NDArray[np.int64] | None:
+        """Return the slots of each layer that a clairvoyant sets for a pass, int64 [L], or None."""
+        slots = self.call("foresee", events)
+        if slots is None:
+            return None
+        array = self._shaped("foresee", slots, "integers", "iu", (len(self.layers),))
+        array = array.astype(np.int64)
+        if (array < 0).any() or (array > self.experts).any():
+            raise self.fail(f"foresee() returned slots outside 0..{self.experts}")
+        if int((array * expert_bytes).sum()) > budget_bytes:
+            raise self.fail(f"foresee() returned {array.sum()} slots, more than the budget holds")
+        return array
 
     def prefetch(self, event: Event) -> NDArray[np.float64]:
         """Return prefetches as float64 [n, 3]: layer, expert, priority."""

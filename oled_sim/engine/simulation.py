@@ -255,7 +255,7 @@ class Simulation:
 
     def _compiled(self) -> Compiled | None:
         """Return the policy's kernel if it can take the place of the hooks in this run."""
-        always = ("begin_iteration", "prefetch", "reside")
+        always = ("begin_iteration", "foresee", "prefetch", "reside")
         replaced = (*always, *(() if self._per_layer else ("rescore",)))
         if not compiled.offers(self.policy) or any(self.hooks.overrides[h] for h in replaced):
             return None
@@ -309,6 +309,8 @@ class Simulation:
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         hooks, p = self.hooks, int(self.work[PASS])
         hooks.pass_index = p
+        if hooks.overrides["foresee"]:
+            self._foresee(batch, p)
         if hooks.overrides["begin_iteration"]:
             self._begin_iteration(batch, p)
         stop = self._run_on(course)
@@ -327,6 +329,17 @@ class Simulation:
         if log is not None:
             log.drain(p)
         self._end_pass(batch, p)
+
+    def _foresee(self, batch: Batch, p: int) -> None:
+        """Let a clairvoyant share the budget over the layers of a pass."""
+        course = batch.course
+        ahead = (
+            self.event(batch, v, batch.confidence)
+            for v in range(course.pass_event[p], course.pass_event[p + 1])
+        )
+        slots = self.hooks.foresee(ahead, self.expert_bytes, self.total_bytes)
+        if slots is not None and self._per_layer and not self.holds_all:
+            self._set_capacity(slots)
 
     def _begin_iteration(self, batch: Batch, p: int) -> None:
         present = next(trace for trace in batch.traces if p < trace.passes)
@@ -472,6 +485,11 @@ class Simulation:
         lower = np.full(len(wanted), min(self.geometry.top_k, average), np.int64)
         upper = np.full(len(wanted), experts, np.int64)
         capacity = apportion(wanted, lower, upper, self.expert_bytes, self.total_bytes)
+        self._set_capacity(capacity)
+
+    def _set_capacity(self, capacity: NDArray[np.int64]) -> None:
+        """Change the slots of layers; those that shrink drop their lowest-scored residents."""
+        pools = self.state.pools
         for layer in np.flatnonzero(capacity < pools.capacity):
             pools.capacity[layer] = capacity[layer]
             events.shrink(self.state, int(layer))

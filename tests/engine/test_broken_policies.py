@@ -56,6 +56,19 @@ CASES = {
     "negative capacity": (broken("allocate", lambda h: np.array([-1.0, 5.0])), "negative or NaN"),
     "capacities of wrong shape": (broken("allocate", lambda h: np.ones(3)), r"\[3\] instead of"),
     "future not declared": (broken("reside", lambda e: e.experts), "without declaring 'future'"),
+    "passes foreseen undeclared": (broken("foresee", lambda e: None), "without declaring 'future'"),
+    "more slots than the budget": (
+        broken("foresee", lambda e: np.array([3, 2]), needs=frozenset({"ids", "future"})),
+        r"foresee\(\) returned 5 slots, more than the budget holds",
+    ),
+    "more slots than experts": (
+        broken("foresee", lambda e: np.array([9, -1]), needs=frozenset({"ids", "future"})),
+        r"foresee\(\) returned slots outside 0\.\.8",
+    ),
+    "slots of wrong shape": (
+        broken("foresee", lambda e: np.array([4]), needs=frozenset({"ids", "future"})),
+        r"foresee\(\) returned int64 \[1\] instead of integers \[2\]",
+    ),
     "too many residents": (
         broken("reside", lambda e: np.arange(3), needs=frozenset({"ids", "future"})),
         "3 experts for 2 slots",

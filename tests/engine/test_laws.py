@@ -31,6 +31,7 @@ SPECS = (
     "oled:dispatch=load",
     "oled:stale=last_priority",
     "ideal",
+    "ideal:split=total",
     "belady",
 )
 FIXED = ("lru", "lru:dispatch=load", "lfu", "oled:allocate=uniform", "oled:priority")

@@ -51,7 +51,7 @@ class TestCausal(PolicyContract):
         return parse_policy(self.spec)
 
 
-CLAIRVOYANT = ("ideal", "belady", "belady:dispatch=load")
+CLAIRVOYANT = ("ideal", "ideal:split=total", "belady", "belady:dispatch=load")
 
 
 @pytest.mark.parametrize("spec", CLAIRVOYANT)
