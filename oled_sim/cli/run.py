@@ -105,7 +105,14 @@ class Files(NamedTuple):
     default=1,
     show_default=True,
     metavar="B",
-    help="Requests that run in lock step.",
+    help="Requests that run together.",
+)
+@click.option(
+    "--batch-mode",
+    type=click.Choice(["lockstep", "barrier", "refill"]),
+    default="lockstep",
+    show_default=True,
+    help="Finished requests leave; or all blocks start together; or the next request moves up.",
 )
 @click.option(
     "--staging",

@@ -81,9 +81,12 @@ def _profile(profile: dict[str, Any]) -> str:
 
 
 def _rules(rules: dict[str, Any]) -> str:
+    batch = f"batch {rules['batch']}"
+    if rules["batch_mode"] != "lockstep":
+        batch += f" ({rules['batch_mode']})"
     start = "cold start of every request" if rules["cold"] else "caches persist over requests"
     return (
-        f"scope {rules['scope']}, batch {rules['batch']}, {rules['staging']} staging slots,"
+        f"scope {rules['scope']}, {batch}, {rules['staging']} staging slots,"
         f" {start}, confidence {rules['confidence']}"
     )
 

@@ -1,8 +1,8 @@
-"""Requests made ready for a run: lock-step passes, activated sets, policy-independent costs.
+"""Requests made ready for a run: passes in common, activated sets, policy-independent costs.
 
-A batch of B requests starts together. Its pass p advances each request that has a pass p by that
-pass, whatever its kind; an event of the batch is the union of the requests' events of one layer.
-Everything here is the same for every policy, so one batch serves many runs.
+A pass of a batch advances some of its requests (``members.py`` says which) by a pass of their own,
+whatever its kind; an event of the batch is the union of their events of one layer. Everything
+here is the same for every policy, so one batch serves many runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.fixed_costs import fill_fixed_costs
-from oled_sim.engine.routes import activated_sets, carry_confidence, gate_masses
+from oled_sim.engine.members import Member, barrier, lockstep
+from oled_sim.engine.merge import (
+    Merged,
+    embedding_means,
+    event_load,
+    frozen,
+    full_gate_means,
+    pass_load,
+    passes_of,
+)
+from oled_sim.engine.routes import activated_sets, gate_masses
 from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES, PASS_COUNTS, PASS_TIMES, Course
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.schema import Kind, RequestTrace
@@ -27,12 +37,13 @@ CONFIDENCE_MODES = ("previous", "end", "current")
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that run in lock step. B requests, P passes, V events, N routing rows.
+    """Requests that run together. B requests, P passes, V events, N routing rows.
 
     What few policies look at is worked out when it is asked for first.
 
     Attributes:
-        traces: the requests.
+        members: the requests, and in which passes they take part.
+        start: passes that ran before, if a batch goes on from the one before it.
         geometry: what they route over.
         mode: which confidence is known at a gate, one of ``CONFIDENCE_MODES``.
         kind: uint8 [P], prefill only if every request present prefills; else denoise if any
@@ -46,7 +57,8 @@ class Batch:
         course: what kernels read; ``counts`` and ``times`` in it are filled by a run.
     """
 
-    traces: tuple[RequestTrace, ...]
+    members: tuple[Member, ...]
+    start: int
     geometry: RoutingGeometry
     mode: str
     merged: Merged
@@ -58,9 +70,30 @@ class Batch:
     context_tokens: NDArray[np.int64]
     course: Course
 
+    @cached_property
+    def traces(self) -> tuple[RequestTrace, ...]:
+        """The requests, or those of their passes that take part."""
+        return tuple(m.trace for m in self.members)
+
+    @cached_property
+    def present(self) -> list[list[tuple[Member, int]]]:
+        """Of every pass the requests that take part, and the number of the pass in ``trace``."""
+        found: list[list[tuple[Member, int]]] = [[] for _ in range(self.passes)]
+        for member in self.members:
+            for i, p in enumerate(member.at.tolist()):
+                found[p].append((member, i))
+        return found
+
+    @cached_property
+    def own_pass(self) -> NDArray[np.int64]:
+        """int64 [V], number of the pass in the request of the event's first row."""
+        first = self.merged.first
+        begin = np.array([m.first for m in self.members], np.int64)
+        return self.merged.own_pass[first] + begin[self.merged.owner[first]]
+
     @property
     def passes(self) -> int:
-        """Number of passes P, that of the longest request."""
+        """Number of passes P."""
         return len(self.kind)
 
     @property
@@ -88,9 +121,9 @@ class Batch:
     def gate_mass(self) -> NDArray[np.float64]:
         """float64 [ΣA], NaN without gates."""
         if self.gates is None:
-            return _frozen(np.full(len(self.experts), np.nan))
+            return frozen(np.full(len(self.experts), np.nan))
         offset, experts = self.course.offset, self.geometry.experts
-        return _frozen(
+        return frozen(
             gate_masses(self.rows, self.routes, self.gates, offset, self.experts, experts)
         )
 
@@ -99,7 +132,7 @@ class Batch:
         """float64 [N], as known at the gate in the run's mode, 1 where unknown."""
         if self.mode == "current":
             return self.confidence_after
-        return self._per_row([_carried(t) for t in self.traces])
+        return self._per_row([m.carried for m in self.members])
 
     @cached_property
     def confidence_after(self) -> NDArray[np.float64]:
@@ -126,12 +159,12 @@ class Batch:
     @cached_property
     def full_gate(self) -> NDArray[np.float32] | None:
         """float32 [V, E] or None; means weighted by tokens over the requests of the batch."""
-        return _full_gate(self.merged, self.traces)
+        return full_gate_means(self.merged, self.traces)
 
     @cached_property
     def embedding(self) -> NDArray[np.float32] | None:
         """float32 [P, d] or None; means likewise."""
-        return _embedding(self.traces, self.passes)
+        return embedding_means(self.members, self.passes)
 
     def _per_row(self, columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return one value per routing row, from one per token of each request."""
@@ -147,141 +180,70 @@ class Batch:
         )
 
 
-class Merged:
-    """The source events of a batch in execution order: by pass, layer, then request."""
-
-    def __init__(self, traces: Sequence[RequestTrace]) -> None:
-        event_pass = np.concatenate([t.event_pass for t in traces]).astype(np.int64)
-        layer = np.concatenate([t.event_layer for t in traces]).astype(np.int64)
-        owner = np.repeat(np.arange(len(traces)), [t.events for t in traces])
-        order = np.lexsort((owner, layer, event_pass))
-        self.order = order
-        self.event_pass, self.layer, self.owner = event_pass[order], layer[order], owner[order]
-        new = np.ones(len(order), np.bool_)
-        new[1:] = (np.diff(self.event_pass) != 0) | (np.diff(self.layer) != 0)
-        self.first = np.flatnonzero(new)  # first source event of each event of the batch
-        first_row = np.concatenate([[0], np.cumsum([len(t.experts) for t in traces])])
-        start = np.concatenate(
-            [t.event_offset[:-1] + b for t, b in zip(traces, first_row, strict=False)]
-        )[order]
-        self.length = np.concatenate([np.diff(t.event_offset) for t in traces])[order]
-        ends = np.cumsum(self.length)
-        # Row i of the batch is row `source[i]` of the concatenated requests.
-        self.source = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-            start - (ends - self.length), self.length
-        )
-        # One request with nothing between its rows is in order as it is.
-        self._in_order = len(traces) == 1 and bool((start == ends - self.length).all())
-        before = np.concatenate([[0], ends])
-        self.rows = np.append(before[self.first], before[-1]).astype(np.int64)
-
-    def take(self, columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Return one column per routing row of all requests, in the batch's order."""
-        if self._in_order and len(columns[0]) == len(self.source):
-            return _frozen(np.ascontiguousarray(columns[0]))
-        joined = columns[0] if len(columns) == 1 else np.concatenate(columns)
-        return _frozen(np.ascontiguousarray(joined[self.source]))
-
-
 def make_batch(
     traces: Sequence[RequestTrace],
     geometry: RoutingGeometry,
     costs: LaneCosts,
     confidence: str = "previous",
+    *,
+    mode: str = "lockstep",
 ) -> Batch:
-    """Merge requests into one batch.
+    """Merge requests that start together into one batch.
 
     Args:
         traces: at least one request.
+        mode: ``lockstep`` or ``barrier``. Other arguments and errors: :func:`batch_of`.
+    """
+    return batch_of(
+        {"lockstep": lockstep, "barrier": barrier}[mode](traces), geometry, costs, confidence
+    )
+
+
+def batch_of(
+    members: Sequence[Member],
+    geometry: RoutingGeometry,
+    costs: LaneCosts,
+    confidence: str = "previous",
+    *,
+    start: int = 0,
+) -> Batch:
+    """Make requests, or stretches of them, ready to run together.
+
+    Args:
+        members: at least one; every pass from the first to the last has one that takes part.
         geometry: what they route over.
         costs: lane costs, for everything that no policy changes.
+        start: passes of the batch that ran before.
         confidence: what the confidence at a gate is: ``previous`` and ``end`` take the last one
             known for a position before the pass, ``current`` that of the pass itself.
 
     Raises:
         ProfileError: a count lies outside the profiled range.
     """
-    merged = Merged(traces)
-    kind, block, context = _passes(traces)
+    merged, traces = Merged(members), [m.trace for m in members]
+    kind, block, context = passes_of(members)
     event_pass, event_layer = merged.event_pass[merged.first], merged.layer[merged.first]
     routes = merged.take([t.experts for t in traces])
     offset, experts, tokens = activated_sets(merged.rows, routes, geometry.experts)
-    course = _course(traces, kind, event_pass, event_layer, merged, offset, experts, tokens)
-    fill_fixed_costs(course, _pass_load(traces, len(kind)), _event_load(merged, traces), costs)
+    course = _course(kind, event_pass, event_layer, merged, offset, experts, tokens)
+    fill_fixed_costs(course, pass_load(members, len(kind)), event_load(merged, traces), costs)
     return Batch(
-        traces=tuple(traces),
+        members=tuple(members),
+        start=start,
         geometry=geometry,
         mode=confidence,
         merged=merged,
         kind=kind,
         block=block,
         routes=routes,
-        experts=_frozen(experts),
-        tokens=_frozen(tokens),
+        experts=frozen(experts),
+        tokens=frozen(tokens),
         context_tokens=context,
         course=course,
     )
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view: policies see these arrays and must not change them."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _passes(
-    traces: Sequence[RequestTrace],
-) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int64]]:
-    """Return kind, block and kept tokens of every pass of the batch."""
-    passes = max(t.passes for t in traces)
-    kind = np.full(passes, Kind.PREFILL, np.uint8)
-    block = np.zeros(passes, np.int32)
-    kept = np.zeros(passes, np.int64)
-    for trace in reversed(traces):
-        block[: trace.passes] = trace.block
-        kept[: trace.passes] += trace.context + np.diff(trace.token_offset)
-    for wanted in (Kind.COMMIT, Kind.DENOISE):
-        for trace in traces:
-            kind[: trace.passes][trace.kind == wanted] = wanted
-    return kind, block, kept
-
-
-def _full_gate(merged: Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float32] | None:
-    columns = [t.full_gate for t in traces if t.full_gate is not None]
-    if len(columns) != len(traces):
-        return None
-    values = np.concatenate(columns)[merged.order].astype(np.float32)
-    weight = merged.length.astype(np.float32)[:, None]
-    if len(traces) == 1:
-        return _frozen(values)
-    total = np.add.reduceat(values * weight, merged.first)
-    return _frozen((total / np.add.reduceat(weight, merged.first)).astype(np.float32))
-
-
-def _embedding(traces: Sequence[RequestTrace], passes: int) -> NDArray[np.float32] | None:
-    columns = [t.embedding for t in traces if t.embedding is not None]
-    if len(columns) != len(traces):
-        return None
-    total = np.zeros((passes, columns[0].shape[1]), np.float32)
-    weight = np.zeros((passes, 1), np.float32)
-    for trace, embedding in zip(traces, columns, strict=True):
-        tokens = np.diff(trace.token_offset).astype(np.float32)[:, None]
-        total[: trace.passes] += embedding.astype(np.float32) * tokens
-        weight[: trace.passes] += tokens
-    return _frozen(total / weight)
-
-
-def _carried(trace: RequestTrace) -> NDArray[np.float64]:
-    """Return, per token row, the last confidence known for its position before the pass."""
-    size = int(trace.position.max(initial=0)) + 1
-    return carry_confidence(
-        trace.token_offset, trace.position.astype(np.int64), trace.confidence, size
-    )
-
-
 def _course(
-    traces: Sequence[RequestTrace],
     kind: NDArray[np.uint8],
     event_pass: NDArray[np.int64],
     event_layer: NDArray[np.int64],
@@ -310,20 +272,3 @@ def _course(
         pass_times=np.zeros((passes, len(PASS_TIMES))),
         decode=kind != Kind.PREFILL,
     )
-
-
-def _pass_load(traces: Sequence[RequestTrace], passes: int) -> NDArray[np.float64]:
-    """Return tokens, requests and their summed context of each pass, float64 [P, 3]."""
-    load = np.zeros((passes, 3))
-    for trace in traces:
-        load[: trace.passes, 0] += np.diff(trace.token_offset)
-        load[: trace.passes, 1] += 1
-        load[: trace.passes, 2] += trace.context
-    return load
-
-
-def _event_load(merged: Merged, traces: Sequence[RequestTrace]) -> NDArray[np.float64]:
-    """Return tokens, requests and their summed context of each event, float64 [V, 3]."""
-    context = np.concatenate([t.context[t.event_pass] for t in traces])[merged.order]
-    parts = np.stack([merged.length, np.ones_like(merged.length), context], axis=1)
-    return np.add.reduceat(parts.astype(np.float64), merged.first, axis=0)

@@ -9,7 +9,7 @@ the rest. Nothing of this happens before a policy asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,23 +90,20 @@ class Horizon:
     """First uses after every group of a run, worked out when they are first asked for.
 
     Args:
-        groups: of the run, in order.
-        prepare: reads a group and makes it ready.
+        fed: yields the groups of the run in order, made ready; called at most once.
         layers, experts: L and E.
         cold: the cache is emptied before every group.
     """
 
     def __init__(
         self,
-        groups: Iterable[Group],
-        prepare: Callable[[Group], Batch],
+        fed: Callable[[], Iterable[tuple[Group, Batch]]],
         layers: int,
         experts: int,
         *,
         cold: bool,
     ) -> None:
-        self._groups = tuple(groups)
-        self._prepare = prepare
+        self._fed = fed
         self._nothing = nothing_beyond(layers, experts)
         self._cold = cold
         self._beyond: dict[Group, NDArray[np.int64]] | None = None
@@ -119,28 +116,24 @@ class Horizon:
         if self._beyond is None:
             self._beyond = {}
             for episode in self._episodes():
-                self._beyond |= self._after_each(episode)
+                later = self._nothing()
+                for group, first in reversed(episode):
+                    self._beyond[group] = later
+                    later = np.minimum(first, later)
         return self._beyond
 
-    def _episodes(self) -> list[list[Group]]:
-        """Return the groups between which the cache persists."""
-        if self._cold:
-            return [[group] for group in self._groups]
-        history = [group for group in self._groups if group.split == "history"]
-        return [history, [group for group in self._groups if group.split != "history"]]
-
-    def _after_each(self, episode: Sequence[Group]) -> dict[Group, NDArray[np.int64]]:
-        firsts, events = [], 0
-        for group in episode:
-            course = self._prepare(group).course
+    def _episodes(self) -> Iterable[list[tuple[Group, NDArray[np.int64]]]]:
+        """Return groups between which the cache persists, with the first uses in each."""
+        found: dict[Group | bool, list[tuple[Group, NDArray[np.int64]]]] = {}
+        events: dict[Group | bool, int] = {}
+        for group, batch in self._fed():
+            episode = group if self._cold else group.split == "history"
+            course, begin = batch.course, events.get(episode, 0)
             layer, none = course.event_layer, self._nothing()
-            firsts.append(_next_uses(course.offset, layer, course.experts, events, none)[1])
-            events += len(layer)
-        found, later = {}, self._nothing()
-        for group, first in zip(reversed(episode), reversed(firsts), strict=True):
-            found[group] = later
-            later = np.minimum(first, later)
-        return found
+            first = _next_uses(course.offset, layer, course.experts, begin, none)[1]
+            found.setdefault(episode, []).append((group, first))
+            events[episode] = begin + len(layer)
+        return found.values()
 
 
 @kernel

@@ -5,18 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.averages import mean, percentile, ratio, sum_of
+from oled_sim.engine.request_figures import (
+    LANE_TIMES,
+    PassTable,
+    RequestCourse,
+    RequestFigures,
+    course_of,
+    joined,
+    request_figures,
+)
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.source import Source
 from oled_sim.engine.state import (
     N_ACTIVATED,
-    N_CAPACITY,
     N_CPU_BYTES,
     N_CPU_HITS,
     N_CPU_MISSES,
@@ -28,70 +36,9 @@ from oled_sim.engine.state import (
     PASS_COUNTS,
     PASS_TIMES,
 )
-from oled_sim.trace.schema import Kind, RequestTrace
-
-LANE_TIMES = PASS_TIMES[2:]
-"""Busy and critical-path times of the lanes, in the columns of a pass."""
 
 PERCENTILE_REQUESTS = 100
 """Percentiles over requests are given only from this many on."""
-
-
-@dataclass(frozen=True)
-class RequestFigures:
-    """One counted request. Times in µs, sizes in bytes; in a batch, of the passes it was part of.
-
-    Attributes:
-        request: its number in the trace.
-        output_tokens: generated tokens up to and including the first end of sequence.
-        passes, commits: decode passes, and how many of them are commits.
-        tpot_us: time of the decode passes / output tokens; commit_tpot_us: the commits' part.
-        ttft_us: from its start to the end of the first pass that accepts a token.
-        prefill_us, decode_us: time of its prefill and decode passes.
-        utilization: mean over decode passes of the mean over layers of |R ∩ A| / C.
-        hits, late, activations: Σ |R ∩ A|, late prefetches, Σ |A| over decode passes.
-        demand_experts, demand_bytes: demand transfers. cpu_experts, cpu_bytes: computed there.
-        cpu_hits: residents that were sent to the CPU (in ``cpu_experts`` too).
-        prefetched, prefetched_bytes, useful, wasted: prefetches started, used, dropped unused.
-        followed, reused: demand transfers with a next event, and those kept and used in it.
-        gpu_busy_us, ...: time in which a lane works. gpu_critical_us, ...: its part of the
-            chain that decides the length of the passes; the three sum to ``decode_us``.
-        prefill_hits, prefill_activations, prefill_demand_experts: of the prefill passes.
-    """
-
-    request: int
-    output_tokens: int
-    passes: int
-    commits: int
-    tpot_us: float
-    commit_tpot_us: float
-    ttft_us: float
-    prefill_us: float
-    decode_us: float
-    utilization: float
-    hits: int
-    late: int
-    activations: int
-    demand_experts: int
-    demand_bytes: int
-    cpu_experts: int
-    cpu_bytes: int
-    cpu_hits: int
-    prefetched: int
-    prefetched_bytes: int
-    useful: int
-    wasted: int
-    followed: int
-    reused: int
-    gpu_busy_us: float
-    h2d_busy_us: float
-    cpu_busy_us: float
-    gpu_critical_us: float
-    h2d_critical_us: float
-    cpu_critical_us: float
-    prefill_hits: int
-    prefill_activations: int
-    prefill_demand_experts: int
 
 
 @dataclass(frozen=True)
@@ -115,22 +62,40 @@ class GroupFigures:
     kept_tokens: int
 
 
-def group_figures(
-    record: GroupRecord, source: Source, *, scope: str, pool_slots: int
-) -> GroupFigures:
-    """Work out the figures of a group of requests.
+class Ledger:
+    """Takes groups of requests one by one, and works out their figures.
 
     Args:
-        record: what was measured.
         source: says how many tokens each request put out.
         scope: ``layer`` or ``global``, for the meaning of utilization.
-        pool_slots: slots of the whole pool, under global scope.
     """
-    passes = _PassTable(record, scope, pool_slots)
-    requests = tuple(
-        _request_figures(trace, passes, source.output_tokens(trace.request))
-        for trace in record.batch.traces
-    )
+
+    def __init__(self, source: Source, scope: str) -> None:
+        self._source = source
+        self._scope = scope
+        self._open: dict[int, list[RequestCourse]] = {}
+
+    def add(self, record: GroupRecord, pool_slots: int) -> GroupFigures:
+        """Return the figures of a group, with those of the requests that end in it.
+
+        Args:
+            record: what was measured.
+            pool_slots: slots of the whole pool, under global scope.
+        """
+        passes = PassTable(record, self._scope, pool_slots)
+        for member in record.batch.members:
+            courses = self._open.setdefault(member.whole.request, [])
+            courses.append(course_of(member, passes))
+        return _group_figures(record, passes, tuple(map(self._close, record.group.ends)))
+
+    def _close(self, request: int) -> RequestFigures:
+        course = joined(self._open.pop(request))
+        return request_figures(request, course, self._source.output_tokens(request))
+
+
+def _group_figures(
+    record: GroupRecord, passes: PassTable, requests: tuple[RequestFigures, ...]
+) -> GroupFigures:
     decode = record.course.decode
     return GroupFigures(
         requests=requests,
@@ -143,85 +108,6 @@ def group_figures(
         pass_times=record.course.pass_times[decode].sum(axis=0),
         kept_tokens=int(record.batch.context_tokens.max(initial=0)),
     )
-
-
-class _PassTable:
-    """Event columns summed over each pass, and the utilization of each pass."""
-
-    def __init__(self, record: GroupRecord, scope: str, pool_slots: int) -> None:
-        course = record.course
-        passes = len(course.pass_times)
-        self.counts = np.zeros((passes, course.counts.shape[1]), np.int64)
-        np.add.at(self.counts, course.event_pass, course.counts)
-        self.pass_counts = course.pass_counts
-        self.pass_times = course.pass_times
-        self.time = course.pass_times[:, 1] - course.pass_times[:, 0]
-        if scope == "global":
-            slots = np.full(passes, pool_slots, np.float64)
-            self.utilization = _ratio(self.counts[:, N_HITS].astype(np.float64), slots)
-        else:
-            self.utilization = _layer_utilization(course.counts, course.event_pass, passes)
-
-
-def _layer_utilization(
-    counts: NDArray[np.int64], event_pass: NDArray[np.int64], passes: int
-) -> NDArray[np.float64]:
-    """Return the mean over layers of |R ∩ A| / C per pass; layers without a slot are left out."""
-    some = counts[:, N_CAPACITY] > 0
-    share = counts[some, N_HITS] / counts[some, N_CAPACITY]
-    total = np.bincount(event_pass[some], weights=share, minlength=passes)
-    return _ratio(total, np.bincount(event_pass[some], minlength=passes).astype(float))
-
-
-def _ratio(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    return np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
-
-
-def _request_figures(trace: RequestTrace, table: _PassTable, tokens: int) -> RequestFigures:
-    own = slice(0, trace.passes)
-    decode = trace.kind != Kind.PREFILL
-    time = table.time[own]
-    counts = table.counts[own][decode].sum(axis=0)
-    prefill = table.counts[own][~decode].sum(axis=0)
-    pass_counts = dict(zip(PASS_COUNTS, table.pass_counts[own][decode].sum(axis=0), strict=True))
-    times = dict(zip(PASS_TIMES, table.pass_times[own][decode].sum(axis=0), strict=True))
-    decode_us = float(time[decode].sum())
-    commit_us = float(time[trace.kind == Kind.COMMIT].sum())
-    return RequestFigures(
-        request=trace.request,
-        output_tokens=tokens,
-        passes=int(decode.sum()),
-        commits=int((trace.kind == Kind.COMMIT).sum()),
-        tpot_us=ratio(decode_us, tokens),
-        commit_tpot_us=ratio(commit_us, tokens),
-        ttft_us=_first_token_us(trace, time),
-        prefill_us=float(time[~decode].sum()),
-        decode_us=decode_us,
-        utilization=mean(table.utilization[own][decode]),
-        hits=int(counts[N_HITS]),
-        late=int(pass_counts["late"]),
-        activations=int(counts[N_ACTIVATED]),
-        demand_experts=int(counts[N_DEMAND]),
-        demand_bytes=int(counts[N_DEMAND_BYTES]),
-        cpu_experts=int(counts[N_CPU_MISSES] + counts[N_CPU_HITS]),
-        cpu_bytes=int(counts[N_CPU_BYTES]),
-        cpu_hits=int(counts[N_CPU_HITS]),
-        prefetched=int(pass_counts["prefetched"]),
-        prefetched_bytes=int(pass_counts["prefetched_bytes"]),
-        useful=int(pass_counts["useful"]),
-        wasted=int(pass_counts["wasted"]),
-        followed=int(counts[N_FOLLOWED]),
-        reused=int(counts[N_REUSED]),
-        **{name: float(times[name]) for name in LANE_TIMES},
-        prefill_hits=int(prefill[N_HITS]),
-        prefill_activations=int(prefill[N_ACTIVATED]),
-        prefill_demand_experts=int(prefill[N_DEMAND]),
-    )  # fmt: skip
-
-
-def _first_token_us(trace: RequestTrace, time: NDArray[np.float64]) -> float:
-    accepts = np.flatnonzero(trace.accepted_count > 0)
-    return float(time[: accepts[0] + 1].sum()) if len(accepts) else float("nan")
 
 
 @dataclass(frozen=True)
@@ -332,25 +218,3 @@ def summarize(
         peak_resident_bytes=peak_resident_bytes,
         host_bytes=host_bytes,
     )  # fmt: skip
-
-
-def sum_of(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    """Return the sum of arrays of one shape."""
-    return np.sum(np.stack(list(arrays)), axis=0)
-
-
-def ratio(a: float, b: float) -> float:
-    """Return a / b, NaN where b is 0."""
-    return float(a) / float(b) if b else float("nan")
-
-
-def mean(values: NDArray[np.float64]) -> float:
-    """Return the mean of what is not NaN; NaN if nothing is left."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def percentile(values: NDArray[np.float64], q: float) -> float:
-    """Return a percentile of what is not NaN, linearly interpolated; NaN if nothing is left."""
-    known = values[~np.isnan(values)]
-    return float(np.percentile(known, q)) if len(known) else float("nan")

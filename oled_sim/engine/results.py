@@ -110,7 +110,7 @@ class EventFile(ParquetFile):
             "split": pa.array([record.group.split] * events).dictionary_encode(),
             "request": np.full(events, batch.traces[0].request, np.int32),
             "requests": _requests_present(batch),
-            "pass": of_pass.astype(np.int32),
+            "pass": (batch.start + of_pass).astype(np.int32),
             "kind": _kinds(batch.kind[of_pass]),
             "block": batch.block[of_pass],
             "layer": self._layers[course.event_layer],

@@ -10,6 +10,7 @@ from oled_sim.engine.batch import CONFIDENCE_MODES
 from oled_sim.errors import UsageError
 
 SCOPES = ("layer", "global")
+BATCH_MODES = ("lockstep", "barrier", "refill")
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Rules:
 
     Attributes:
         scope: one pool per ``layer``, or one ``global`` pool.
-        batch: requests that run in lock step.
+        batch: requests that run together.
+        batch_mode: ``lockstep``, ``barrier`` or ``refill``, see ``members.py``.
         staging: slots where transfers land, on top of the budget, at least 1.
         warmup: requests that come first and are never counted; None means one, or none if only
             one request is left after history.
@@ -30,6 +32,7 @@ class Rules:
 
     scope: str = "layer"
     batch: int = 1
+    batch_mode: str = "lockstep"
     staging: int = 16
     warmup: int | None = None
     history: int | None = None
@@ -43,6 +46,15 @@ class Rules:
         _require(
             self.confidence in CONFIDENCE_MODES,
             f"confidence {self.confidence!r} is none of {known}",
+        )
+        _require(
+            self.batch_mode in BATCH_MODES,
+            f"batch mode {self.batch_mode!r} is none of {', '.join(BATCH_MODES)}",
+        )
+        _require(
+            not (self.cold and self.batch_mode == "refill"),
+            "a cold start of every request is impossible while others run:"
+            " use another --batch-mode than refill, or no --cold",
         )
         _require(self.batch >= 1, f"a batch of {self.batch} is impossible: give 1 or more")
         _require(self.staging >= 1, f"{self.staging} staging slots cannot work: give 1 or more")
@@ -66,10 +78,26 @@ class Rules:
 
 
 class Group(NamedTuple):
-    """Requests that run together. ``split``: history, warmup or counted."""
+    """Requests that run together. ``split``: history, warmup or counted.
+
+    A stretch of a batch that is refilled goes on with requests ``begun`` in the stretch before,
+    and leaves some ``unfinished`` to the next one.
+    """
 
     split: str
     requests: tuple[int, ...]
+    begun: tuple[int, ...] = ()
+    unfinished: tuple[int, ...] = ()
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Requests that start with this group."""
+        return tuple(r for r in self.requests if r not in self.begun)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Requests that end with it."""
+        return tuple(r for r in self.requests if r not in self.unfinished)
 
 
 @dataclass(frozen=True)
@@ -80,18 +108,15 @@ class Splits:
     warmup: tuple[int, ...]
     counted: tuple[int, ...]
 
-    def groups(self, batch: int, *, learns: bool) -> Iterator[Group]:
-        """Yield what runs together, in order; history only for a policy that learns.
+    def parts(self, *, learns: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield split and requests, in order; history only for a policy that learns.
 
         Requests of different splits never share a batch, and the last batch of a split may be
         smaller.
         """
         for split in ("history", "warmup", "counted"):
-            if split == "history" and not learns:
-                continue
-            requests = getattr(self, split)
-            for i in range(0, len(requests), batch):
-                yield Group(split, requests[i : i + batch])
+            if split != "history" or learns:
+                yield split, getattr(self, split)
 
 
 def split_requests(requests: Sequence[int], rules: Rules) -> Splits:

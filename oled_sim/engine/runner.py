@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import laws
-from oled_sim.engine.batch import Batch, make_batch
+from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget
+from oled_sim.engine.feeding import feed
 from oled_sim.engine.future import Beyond, Horizon
-from oled_sim.engine.metrics import GroupFigures, RequestFigures, Summary, group_figures, summarize
+from oled_sim.engine.metrics import GroupFigures, Ledger, RequestFigures, Summary, summarize
 from oled_sim.engine.rules import Group, Rules, Splits, split_requests
 from oled_sim.engine.simulation import GroupRecord, Simulation
 from oled_sim.engine.source import Source
@@ -82,23 +83,39 @@ class _Runner:
 
     contender: Contender
     simulation: Simulation
+    ledger: Ledger
+    observe: Observer | None
     figures: list[GroupFigures] = field(default_factory=list)
     in_history: bool = False
     resident_bytes: int = 0
+    open: GroupRecord | None = None
 
-    def run(self, group: Group, batch: Batch, source: Source, beyond: Beyond) -> GroupRecord:
+    @property
+    def learns(self) -> bool:
+        return self.simulation.policy.learns
+
+    def run(self, group: Group, batch: Batch, beyond: Beyond) -> None:
         simulation = self.simulation
         if self.in_history and group.split != "history":
             simulation.end_history()
         self.in_history = group.split == "history"
         record = simulation.run_group(group, batch, beyond)
+        # Something of a stretch becomes known only in the next one.
+        if self.open is not None:
+            self._take(self.open)
+        self.open = record if group.unfinished else None
+        if self.open is None:
+            self._take(record)
+
+    def _take(self, record: GroupRecord) -> None:
+        simulation = self.simulation
         laws.check_cheap(record, simulation.state, simulation.rules)
-        if group.split == "counted":
-            scope, slots = simulation.rules.scope, simulation.slots
-            self.figures.append(group_figures(record, source, scope=scope, pool_slots=slots))
+        if record.group.split == "counted":
+            self.figures.append(self.ledger.add(record, simulation.slots))
             most = record.course.counts[:, N_POOL_BYTES].max(initial=0)
             self.resident_bytes = max(self.resident_bytes, int(most))
-        return record
+        if self.observe is not None:
+            self.observe(self.contender, record)
 
 
 def simulate(
@@ -178,43 +195,36 @@ def simulate_all(
                 name=c.spec,
                 keep_log=keep_log,
             ),
+            Ledger(source, rules.scope),
+            observe,
         )
         for c in contenders
     ]
-    total = sum(
-        len(g.requests) for r in runners for g in splits.groups(rules.batch, learns=_learns(r))
-    )
-    groups = tuple(splits.groups(rules.batch, learns=any(_learns(r) for r in runners)))
+    total = sum(len(part) for r in runners for _, part in splits.parts(learns=r.learns))
+    learns = any(runner.learns for runner in runners)
 
-    def prepare(group: Group) -> Batch:
-        traces = [source.read(request) for request in group.requests]
-        return make_batch(traces, source.geometry, costs, rules.confidence)
+    def fed() -> Iterator[tuple[Group, Batch]]:
+        return feed(source, splits, rules, costs, learns=learns)
 
     layers, experts = len(source.geometry.layers), source.geometry.experts
-    horizon = Horizon(groups, prepare, layers, experts, cold=rules.cold)
+    horizon = Horizon(fed, layers, experts, cold=rules.cold)
     done = 0
-    for group in groups:
-        batch = prepare(group)
+    for group, batch in fed():
         for runner in runners:
-            if group.split == "history" and not _learns(runner):
+            if group.split == "history" and not runner.learns:
                 continue
-            record = runner.run(group, batch, source, horizon.beyond(group))
-            if observe is not None:
-                observe(runner.contender, record)
-            done += len(group.requests)
+            runner.run(group, batch, horizon.beyond(group))
+            done += len(group.ends)
             if progress is not None:
                 progress(done, total)
     return [_result(runner, splits) for runner in runners]
-
-
-def _learns(runner: _Runner) -> bool:
-    return runner.simulation.policy.learns
 
 
 def _result(runner: _Runner, splits: Splits) -> Result:
     simulation, contender = runner.simulation, runner.contender
     clairvoyant = "future" in simulation.policy.needs
     kept = max(g.kept_tokens for g in runner.figures)
+    ended = [r for g in runner.figures for r in g.requests]
     return Result(
         spec=contender.spec,
         parameters=dict(simulation.policy.describe()),
@@ -225,7 +235,7 @@ def _result(runner: _Runner, splits: Splits) -> Result:
         clairvoyant=clairvoyant,
         initial_residents=simulation.initial_residents,
         splits=splits,
-        requests=tuple(r for g in runner.figures for r in g.requests),
+        requests=tuple(sorted(ended, key=lambda r: splits.counted.index(r.request))),
         summary=summarize(
             runner.figures,
             peak_gpu_bytes=peak_gpu_bytes(simulation, kept),

@@ -14,8 +14,10 @@ from oled_sim.engine import compiled, events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget, apportion, uniform_capacity
 from oled_sim.engine.future import Beyond, Cursor, Withheld, nothing_beyond
+from oled_sim.engine.handover import Handover
 from oled_sim.engine.hooks import Hooks, own_copy
 from oled_sim.engine.job_log import JobLog
+from oled_sim.engine.members import Member
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.state import (
     ARRIVED,
@@ -57,6 +59,7 @@ from oled_sim.policy import (
     RequestSummary,
     Setting,
 )
+from oled_sim.trace.schema import Kind
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,8 @@ class Simulation:
         self.work[GLOBAL] = int(not self._per_layer)
         self.work[BUDGET_BYTES] = self.total_bytes
         self._passes_since = 0
+        self._open: Handover | None = None
+        self._decoded: dict[int, NDArray[np.int64]] = {}
 
     def _place(self) -> None:
         """Ask for the initial residents and load them free of charge."""
@@ -217,11 +222,12 @@ class Simulation:
         self._place()
 
     def run_group(self, group: Group, batch: Batch, beyond: Beyond | None = None) -> GroupRecord:
-        """Run the requests of one group to their end.
+        """Run one group of requests, to their end or the end of their stretch.
 
         Args:
             group: which requests, and what they are for.
-            batch: the same requests made ready by :func:`make_batch`.
+            batch: the same requests made ready. Of stretches, whether their last transfers are
+                used again is known once the next one has run; the record is completed then.
             beyond: says which experts are used after the group, for clairvoyant policies; by
                 default none.
         """
@@ -229,13 +235,11 @@ class Simulation:
             self._reset()
             self._load(self._initial)
             self.hooks.call("clear")
-        course = batch.fresh_course()
+        log = JobLog(self.state) if self._keeps_log(group) else None
+        course = self._take_over(group, batch.fresh_course())
         if self._cursor is not None:
             nothing = nothing_beyond(len(self.geometry.layers), self.geometry.experts)
             self._cursor.enter(course, int(self.work[USES]), beyond or nothing)
-        pools, log = self.state.pools, JobLog(self.state) if self._keeps_log(group) else None
-        pools.fresh[:] = False
-        pools.fresh_event[:] = -1
         self.work[PASS] = 0
         self._begin_requests(group)
         while self.work[PASS] < batch.passes:
@@ -244,11 +248,28 @@ class Simulation:
                 self._run_pass(batch, course, log)
             else:
                 self._run_passes(batch, course, offered)
-        self._end_requests(batch, course)
+        course = self._hand_over(group, course)
+        self._end_requests(group, batch, course)
         self._count_leftovers()
         if log is None:
             return GroupRecord(group, batch, course)
         return GroupRecord(group, batch, course, *log.finish())
+
+    def _take_over(self, group: Group, course: Course) -> Course:
+        """Go on after the stretch before, or start a batch of which nothing is known."""
+        pools = self.state.pools
+        if self._open is not None and group.begun:
+            return self._open.begin(course, pools)
+        self._open = None
+        pools.fresh[:] = False
+        pools.fresh_event[:] = -1
+        return course
+
+    def _hand_over(self, group: Group, course: Course) -> Course:
+        if self._open is not None:
+            course = self._open.finish(course)
+        self._open = Handover(course, self.state.pools) if group.unfinished else None
+        return course
 
     def _keeps_log(self, group: Group) -> bool:
         return self.keep_log(group) if callable(self.keep_log) else self.keep_log
@@ -295,7 +316,7 @@ class Simulation:
         """Tell the hooks which event runs, for what they say when something is wrong."""
         last = len(course.event_pass) - 1  # the LM head is beyond it
         v = min(max(0, int(self.work[EVENT])), last)
-        self.hooks.pass_index = int(course.event_pass[v])
+        self.hooks.pass_index = int(batch.own_pass[v])
         self.hooks.layer = int(course.event_layer[v])
         self.hooks.request = int(batch.owner[batch.rows[v]])
 
@@ -342,11 +363,11 @@ class Simulation:
             self._set_capacity(slots)
 
     def _begin_iteration(self, batch: Batch, p: int) -> None:
-        present = next(trace for trace in batch.traces if p < trace.passes)
-        self.hooks.request = present.request
+        first, own = batch.present[p][0]
+        self.hooks.request = first.whole.request
         info = PassInfo(
-            request=present.request,
-            pass_index=p,
+            request=first.whole.request,
+            pass_index=first.first + own,
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
             embedding=None if batch.embedding is None else _own(batch.embedding[p]),
@@ -369,7 +390,7 @@ class Simulation:
         layer = int(course.event_layer[v])
         hooks.layer = layer
         event = self.event(batch, v, batch.confidence)
-        hooks.request = event.request
+        hooks.request, hooks.pass_index = event.request, event.pass_index
         if hooks.overrides["reside"]:
             self._set_residents(event, hooks.reside(event))
         decided = hooks.dispatch(event)
@@ -419,7 +440,7 @@ class Simulation:
         active = slice(course.offset[v], course.offset[v + 1])
         return Event(
             request=int(batch.owner[batch.rows[v]]),
-            pass_index=p,
+            pass_index=int(batch.own_pass[v]),
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
             layer=layer,
@@ -498,22 +519,20 @@ class Simulation:
     def _begin_requests(self, group: Group) -> None:
         counted, history = group.split == "counted", group.split == "history"
         self.hooks.pass_index = self.hooks.layer = -1
-        for request in group.requests:
+        for request in group.begins:
+            self._decoded[request] = np.zeros(3, np.int64)
             self.hooks.request = request
             wanted = self.hooks.call("begin_request", RequestInfo(request, counted, history))
             self._ask(self.hooks.prefetches("begin_request", wanted))
 
-    def _end_requests(self, batch: Batch, course: Course) -> None:
-        decode = course.decode[course.event_pass]
+    def _end_requests(self, group: Group, batch: Batch, course: Course) -> None:
         self.hooks.pass_index = self.hooks.layer = -1
-        for trace in batch.traces:
-            mine = decode & (course.event_pass < trace.passes)
-            hits, activated = (
-                course.counts[mine, N_HITS].sum(),
-                course.counts[mine, N_ACTIVATED].sum(),
-            )
-            self.hooks.request = trace.request
-            summary = RequestSummary(trace.request, trace.passes, int(hits), int(activated))
+        for member in batch.members:
+            decoded = self._decoded[member.whole.request]
+            decoded += [member.trace.passes, *_hits_and_activations(member, course)]
+        for request in group.ends:
+            self.hooks.request = request
+            summary = RequestSummary(request, *self._decoded.pop(request).tolist())
             self.hooks.call("end_request", summary)
 
     def _count_leftovers(self) -> None:
@@ -561,18 +580,26 @@ def _layer_history(window: NDArray[np.float64], capacity: NDArray[np.int64]) -> 
     )
 
 
+def _hits_and_activations(member: Member, course: Course) -> tuple[int, int]:
+    """Return Σ |R ∩ A| and Σ |A| of the batch's events in the decode passes of a request."""
+    decode = np.zeros(len(course.decode), np.bool_)
+    decode[member.at[member.trace.kind != Kind.PREFILL]] = True
+    mine = course.counts[decode[course.event_pass]]
+    return int(mine[:, N_HITS].sum()), int(mine[:, N_ACTIVATED].sum())
+
+
 def _pass_ends(batch: Batch, p: int) -> Iterator[PassEnd]:
     """Yield what became known at the end of a pass, per request present."""
-    for trace in batch.traces:
-        if p < trace.passes:
-            tokens = slice(trace.token_offset[p], trace.token_offset[p + 1])
-            yield PassEnd(
-                request=trace.request,
-                pass_index=p,
-                kind=int(trace.kind[p]),
-                position=_own(trace.position[tokens]),
-                state=_own(trace.state[tokens]),
-                confidence=_own(trace.confidence[tokens]),
-                accepted=_own(trace.accepted[tokens]),
-                edited=_own(trace.edited[tokens]),
-            )
+    for member, i in batch.present[p]:
+        trace = member.trace
+        tokens = slice(trace.token_offset[i], trace.token_offset[i + 1])
+        yield PassEnd(
+            request=trace.request,
+            pass_index=member.first + i,
+            kind=int(trace.kind[i]),
+            position=_own(trace.position[tokens]),
+            state=_own(trace.state[tokens]),
+            confidence=_own(trace.confidence[tokens]),
+            accepted=_own(trace.accepted[tokens]),
+            edited=_own(trace.edited[tokens]),
+        )

@@ -33,6 +33,7 @@ def request_by_hand(
     confidence: Sequence[Sequence[float]] | None = None,
     context: Sequence[int] | None = None,
     accepted: Sequence[Sequence[bool]] | None = None,
+    blocks: Sequence[int] | None = None,
 ) -> RequestTrace:
     """Return a request with given routes, rows and slots in the order given.
 
@@ -45,6 +46,7 @@ def request_by_hand(
         confidence: per pass and token; unknown by default.
         context: per pass; 0 by default.
         accepted: per pass and token; the first token of every denoise pass by default.
+        blocks: per pass; 0 by default.
     """
     kinds = kinds or [Kind.PREFILL] + [Kind.DENOISE] * (len(passes) - 1)
     builder = RequestBuilder(geometry, request, source_order=True)
@@ -53,7 +55,7 @@ def request_by_hand(
         first = [kinds[p] == Kind.DENOISE] + [False] * (tokens - 1)
         builder.add_pass(
             kinds[p],
-            0,
+            0 if blocks is None else blocks[p],
             0 if context is None else context[p],
             np.arange(tokens),
             np.arange(tokens),

@@ -114,7 +114,8 @@ class RunDrawing:
         encoder.begin(track, begin[0], name, "request", {**requests, **self._about})
         for p in range(batch.passes):
             kind = Kind(batch.kind[p]).name.lower()
-            encoder.begin(track, begin[p], f"{kind} {p}", kind, _pass_arguments(record, p))
+            name = f"{kind} {batch.start + p}"
+            encoder.begin(track, begin[p], name, kind, _pass_arguments(record, p))
             self._draw_layers(record, p, clock)
             encoder.end(track, end[p])
         encoder.end(track, end[-1])
@@ -138,6 +139,7 @@ class RunDrawing:
         rows = record.log.astype(np.int64)[:, [0, 1, 2, 3, 4, 5, 8]].tolist()
         for i, (lane, kind, layer, expert, experts, tokens, p) in enumerate(rows):
             track = self._tracks.lanes[lane]
+            p += record.batch.start
             arguments = self._job_arguments(layer, expert, experts, tokens, p, kind in COPIES)
             self._encoder.begin(track, begin[i], _job_name(kind, expert), JOBS[kind], arguments)
             self._encoder.end(track, end[i])
@@ -233,15 +235,15 @@ def _requests(requests: tuple[int, ...]) -> tuple[str, Arguments]:
 
 def _pass_arguments(record: GroupRecord, p: int) -> Arguments:
     course, batch = record.course, record.batch
-    present = [t for t in batch.traces if p < t.passes]
+    present = [(member.trace, i) for member, i in batch.present[p]]
     found: dict[str, int | float | str] = {
-        "pass": p,
+        "pass": batch.start + p,
         "kind": Kind(batch.kind[p]).name.lower(),
-        "requests": ", ".join(str(t.request) for t in present),
+        "requests": ", ".join(str(t.request) for t, _ in present),
         "block": int(batch.block[p]),
-        "tokens": sum(t.tokens(p) for t in present),
+        "tokens": sum(t.tokens(i) for t, i in present),
         "kept_tokens": int(batch.context_tokens[p]),
-        "accepted": sum(int(t.accepted_count[p]) for t in present),
+        "accepted": sum(int(t.accepted_count[i]) for t, i in present),
     }
     found |= zip(PASS_COUNTS, course.pass_counts[p].tolist(), strict=True)
     found |= zip(PASS_TIMES[2:], course.pass_times[p, 2:].tolist(), strict=True)

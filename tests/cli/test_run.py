@@ -101,18 +101,33 @@ def test_rules_reach_the_engine(trace):
     common = ("--trace", trace, "--policy", "lru", "--json")
     code, out, _ = run(
         *common, "--cache-bytes", "72MiB", "--scope", "global", "--batch", 2, "--staging", 3,
-        "--warmup", 0, "--history", 0, "--cold", "--confidence", "current", "--requests", 4,
+        "--batch-mode", "barrier", "--warmup", 0, "--history", 0, "--cold",
+        "--confidence", "current", "--requests", 4,
     )  # fmt: skip
     assert code == 0
     found = json.loads(out)
     assert found["rules"] == {
-        "scope": "global", "batch": 2, "staging": 3, "warmup": 0, "history": 0, "cold": True,
-        "confidence": "current", "requests": 4,
+        "scope": "global", "batch": 2, "batch_mode": "barrier", "staging": 3, "warmup": 0,
+        "history": 0, "cold": True, "confidence": "current", "requests": 4,
     }  # fmt: skip
     assert found["splits"]["counted"] == [0, 1, 2, 3]
     (result,) = found["results"]
     assert (result["slots"], result["cache"], result["cache_bytes"]) == (12, None, 72 * 2**20)
     assert result["causal"] is False
+
+
+def test_batch_modes_differ_and_say_which(trace):
+    common = ("--trace", trace, "--policy", "lru", "--cache", 4, "--batch", 2, "--history", 0)
+    found = {}
+    for mode in ("lockstep", "barrier", "refill"):
+        code, out, _ = run(*common, "--batch-mode", mode, "--json")
+        assert code == 0
+        (result,) = json.loads(out)["results"]
+        assert [r["request"] for r in result["requests"]] == [1, 2, 3, 4]
+        found[mode] = result["summary"]["tpot_us"]
+    assert len(set(found.values())) > 1
+    _, out, _ = run(*common, "--batch-mode", "barrier")
+    assert "batch 2 (barrier), 16 staging slots" in out and "batch TPOT" in out
 
 
 def test_out_writes_one_row_per_policy_cache_and_request(trace, tmp_path):
@@ -192,6 +207,11 @@ def test_user_policy_from_a_file(trace, tmp_path):
         (["--policy", "olde", "--cache", 4], 2, "unknown policy 'olde': did you mean 'oled'"),
         (["--policy", "lru:x=1", "--cache", 4], 2, "no parameter 'x'"),
         (["--policy", "lru", "--cache", 4, "--batch", 0], 2, "a batch of 0 is impossible"),
+        (
+            ["--policy", "lru", "--cache", 4, "--batch-mode", "refill", "--cold"],
+            2,
+            "impossible while others run: use another --batch-mode",
+        ),
         (["--policy", "lru", "--cache", 4, "--staging", 0], 2, "0 staging slots cannot work"),
         (["--policy", "lru", "--cache", 4, "--warmup", 9], 2, "leaves none to count"),
         (["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-mino"], 2, "did you mean"),

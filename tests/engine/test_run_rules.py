@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from oled_sim.engine.budget import Budget
+from oled_sim.engine.feeding import feed
 from oled_sim.engine.rules import Rules, split_requests
 from oled_sim.engine.runner import Contender, simulate, simulate_all
 from oled_sim.engine.source import MemoryTrace
@@ -23,20 +24,20 @@ TWO = RoutingGeometry((1, 2), 8, 1)
 class Diary(Policy):
     """Notes every hook call."""
 
-    notes: list = field(default_factory=list)
+    seen: list = field(default_factory=list)
 
     def place(self, setting):
-        self.notes.append("place")
+        self.seen.append("place")
 
     def clear(self):
-        self.notes.append("clear")
+        self.seen.append("clear")
 
     def begin_request(self, info):
-        self.notes.append(info)
+        self.seen.append(info)
         return ()
 
     def end_request(self, summary):
-        self.notes.append(summary)
+        self.seen.append(summary)
 
 
 @dataclass
@@ -81,8 +82,10 @@ class TestSplits:
             splits(1, **rules)
 
     def test_batches_do_not_mix_splits(self):
-        found = split_requests(list(range(9)), Rules(batch=2, warmup=1))
-        groups = [(g.split, g.requests) for g in found.groups(2, learns=True)]
+        rules = Rules(batch=2, warmup=1)
+        found = split_requests(list(range(9)), rules)
+        fed = feed(trace_of(9), found, rules, costs_by_hand(), learns=True)
+        groups = [(group.split, group.requests) for group, _ in fed]
         assert groups == [
             ("history", (0, 1)),
             ("history", (2,)),
@@ -134,7 +137,7 @@ def test_cold_empties_it_at_each():
 def test_history_is_simulated_only_for_a_policy_that_learns():
     for policy, ran in ((Diary(), [1, 2]), (Learner(), [0, 1, 2])):
         source = trace_of(3)
-        notes = policy.notes
+        notes = policy.seen
         policy.__deepcopy__ = lambda memo, policy=policy: policy  # keep the notes at hand
         result, _ = run_policy(policy, source)
         infos = [n for n in notes if hasattr(n, "counted")]
