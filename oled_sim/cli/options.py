@@ -1,0 +1,100 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+DEFAULT_TRACE = "nano-gsm8k"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options(*wanted: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options, listed by ``--help`` in the order given."""
+
+    def add(command: F) -> F:
+        for option in reversed(wanted):
+            command = option(command)
+        return command
+
+    return add
+
+
+policy_option = options(
+    click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        metavar="SPEC",
+        help="name, name:variant, name:key=value,…, module:Class, ./file.py, or a .toml file with"
+        " policies; repeatable. `oled-sim policies` lists names and keys.",
+    ),
+)
+"""Policies to run, as ``policies``."""
+
+cost_options = options(
+    click.option(
+        "--profile",
+        metavar="NAME_OR_FILE",
+        help="Hardware profile: a bundled name or a .toml file. Default: the geometry's.",
+    ),
+    click.option(
+        "--geometry",
+        metavar="NAME",
+        help="Model size that costs are for. Default: what the trace stands for, else"
+        " llada2.0-mini.",
+    ),
+    click.option("--extrapolate", is_flag=True, help="Allow counts outside the profiled range."),
+)
+"""Hardware and model size, as ``profile``, ``geometry`` and ``extrapolate``."""
+
+rule_options = options(
+    click.option(
+        "--scope",
+        type=click.Choice(["layer", "global"]),
+        default="layer",
+        show_default=True,
+        help="One pool per layer, or one for all.",
+    ),
+    click.option(
+        "--batch-mode",
+        type=click.Choice(["lockstep", "barrier", "refill"]),
+        default="lockstep",
+        show_default=True,
+        help="Finished requests leave; or all blocks start together; or the next request moves up.",
+    ),
+    click.option(
+        "--staging",
+        type=int,
+        default=16,
+        show_default=True,
+        metavar="N",
+        help="Slots where transfers land, on top of the cache.",
+    ),
+    click.option(
+        "--warmup",
+        type=int,
+        metavar="N",
+        help="Requests that come first and are not counted. Default: 1, but 0 if it is the only"
+        " one.",
+    ),
+    click.option(
+        "--history",
+        type=int,
+        metavar="N",
+        help="Requests that policies may learn from, not counted. Default: the first third.",
+    ),
+    click.option("--cold", is_flag=True, help="Empty the cache before every request."),
+    click.option(
+        "--confidence",
+        type=click.Choice(["previous", "end", "current"]),
+        default="previous",
+        show_default=True,
+        help="Which confidence a policy sees; 'current' is not causal.",
+    ),
+    click.option("--requests", type=int, metavar="N", help="Use only the first N requests."),
+)
+"""Fields of :class:`~oled_sim.engine.rules.Rules` but the batch, by their names."""

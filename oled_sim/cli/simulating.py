@@ -1,0 +1,112 @@
+"""What the simulating commands have in common: from what was asked for to a run, and its header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+from oled_sim import __version__
+from oled_sim.costs.lanes import LaneCosts, load_costs
+from oled_sim.engine.budget import Budget, parse_bytes
+from oled_sim.engine.events import proceed
+from oled_sim.engine.jit import is_compiled
+from oled_sim.engine.rules import Rules, split_requests
+from oled_sim.engine.runner import Contender, Result
+from oled_sim.engine.source import TraceSource
+from oled_sim.errors import UsageError
+from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
+from oled_sim.policy import Policy
+from oled_sim.policy_spec import parse_policies
+from oled_sim.trace import Trace
+
+ALWAYS_READ = frozenset({"ids", "gates", "confidence", "token_state"})
+"""Small signals, decoded whether a policy declares them or not."""
+
+
+def asked_for(
+    policies: Sequence[str], caches: Sequence[int], sizes: Sequence[str]
+) -> tuple[dict[str, Policy], list[Budget]]:
+    """Return policies by label, and budgets in the order given."""
+    if not policies:
+        raise UsageError("no policy to run: give at least one, such as --policy oled")
+    budgets = [Budget(cache=c) for c in dict.fromkeys(caches)]
+    budgets += [Budget(size_bytes=parse_bytes(s)) for s in dict.fromkeys(sizes)]
+    parsed = parse_policies(policies)
+    if not budgets and any(p.residency == "budget" for p in parsed.values()):
+        raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
+    return parsed, budgets
+
+
+def costs_for(
+    trace: Trace, geometry: str | None, profile: str | None, extrapolate: bool
+) -> LaneCosts:
+    """Return the lane costs of the geometry asked for, of what the trace stands for, or mini's."""
+    name = geometry or trace.manifest.stands_for or DEFAULT_GEOMETRY
+    return load_costs(find_geometry(name), profile, extrapolate=extrapolate)
+
+
+def source_for(trace: Trace, contenders: Sequence[Contender]) -> TraceSource:
+    """Return a trace as a source of the signals that some policies use."""
+    needed = frozenset().union(*(c.policy.needs | c.policy.wants for c in contenders))
+    return TraceSource(trace, needed | ALWAYS_READ)
+
+
+def expert_bytes_of(trace: Trace, costs: LaneCosts) -> NDArray[np.int64]:
+    """Return the bytes of an expert per layer, int64 [L]: the trace's own, else the geometry's."""
+    own = trace.manifest.expert_bytes
+    return np.array(own or [costs.geometry.expert_bytes] * len(trace.geometry.layers), np.int64)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that moves a bar on a terminal's stderr."""
+    console = Console(stderr=True)
+    label = "Simulating" if is_compiled(proceed) else "Compiling once, then simulating"
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def describe(trace: Trace, costs: LaneCosts, rules: Rules) -> dict[str, Any]:
+    """Return what every result must say: trace, both geometries, profile, run rules."""
+    manifest, profile = trace.manifest, costs.profile
+    return {
+        "version": __version__,
+        "trace": {
+            "path": str(trace.path),
+            "name": trace.path.name,
+            "origin": manifest.origin,
+            "model": manifest.model.name,
+            "checksum": manifest.checksum,
+        },
+        "routing_geometry": asdict(trace.geometry),
+        "cost_geometry": asdict(costs.geometry) | {"expert_bytes": costs.geometry.expert_bytes},
+        "stands_for": manifest.stands_for,
+        "expert_bytes": manifest.expert_bytes,
+        "profile": {
+            "name": profile.name,
+            "status": profile.status,
+            "provisional": profile.provisional,
+            "gpu": profile.hardware.gpu,
+            "cpu": profile.hardware.cpu,
+            "workers": costs.workers,
+            "link_gb_s": costs.link_bandwidth_gb_s,
+            "extrapolate": costs.extrapolate,
+        },
+        "rules": asdict(rules),
+        "splits": asdict(split_requests(trace.requests, rules)),
+    }
+
+
+def to_json(header: dict[str, Any], results: Sequence[Result]) -> str:
+    """Return header and results as one JSON object; NaN (0/0) becomes null."""
+    document = header | {"results": [r.to_dict() for r in results]}
+    return msgspec.json.encode(document).decode()
