@@ -1,13 +1,17 @@
 """KTransformers' placements and lanes, on paper."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from static_placement import Learned
 
 from oled_sim.engine.laws import columns
 from oled_sim.errors import UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policies.ktransformers import KTransformers
+from oled_sim.policy_spec import parse_policy
 from oled_sim.testing.by_hand import Run, request_by_hand
+from oled_sim.testing.traces import geometries, requests
 
 TWO = RoutingGeometry((1, 2), 4, 1)
 
@@ -76,6 +80,22 @@ def test_misses_go_to_the_cpu_and_nothing_moves():
     assert run.count("hits") == [1, 1, 1, 1]
     assert run.count("cpu_misses") == [2, 0, 2, 0]
     assert run.count("demand") == [0, 0, 0, 0]
+
+
+@settings(max_examples=30)
+@given(
+    given=geometries().flatmap(lambda g: st.tuples(st.just(g), requests(g))),
+    cache=st.integers(0, 12),
+    spec=st.sampled_from(
+        ["ktransformers", "ktransformers:gpu_prefill_tokens=2", "fiddler:cost=max"]
+    ),
+    scope=st.sampled_from(["layer", "global"]),
+)
+def test_static_residents_never_change(given, cache, spec, scope):
+    geometry, trace = given
+    run = Run(parse_policy(spec), geometry, trace, cache, scope=scope)
+    first = list(range(min(cache, geometry.experts)))
+    assert run.seen == [[first] * len(geometry.layers)] * trace.passes
 
 
 def test_a_layer_lasts_as_long_as_its_slower_lane():
