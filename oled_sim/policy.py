@@ -313,6 +313,14 @@ class Policy:
     results say with which. In Python whoever runs a policy gives the budget.
     """
 
+    bound: ClassVar[Literal["no", "residency", "hits"]] = "no"
+    """What no other policy can do better, for `oled-sim bounds`.
+
+    ``residency``: residents are chosen anew before every gate, free of charge, so none that does
+    not prefetch hits more or takes less time. ``hits``: none that does not prefetch hits more,
+    given the same capacities, scope and initial residents; it may be slower.
+    """
+
     wants: ClassVar[frozenset[str]] = frozenset()
     """Further signals that it uses where the trace holds them; None or NaN where it does not."""
 

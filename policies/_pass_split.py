@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.jit import lean
+from oled_sim.engine.sharing import least_cost_shares, spread_rest
 from oled_sim.policy import Event, Setting
 
 from ._exact_split import BY_TRANSFER, ON_GPU, Search, best_split, time_split
@@ -94,64 +95,6 @@ def share_slots(plans: PassPlans, setting: Setting) -> NDArray[np.int64]:
     unit = int(np.gcd.reduce(setting.expert_bytes))
     size = setting.expert_bytes // unit
     units = int((setting.capacity * size).sum())
-    used = min(units, int((plans.most * size).sum()))
-    best = np.full((len(size) + 1, used + 1), np.inf)
-    slots = np.zeros(len(size), np.int64)
-    _share(plans.time_us, plans.most, size, best, slots)
-    _spread(slots, size, units, setting.routing.experts)
+    slots = least_cost_shares(plans.time_us, plans.most, size, units)
+    spread_rest(slots, size, units, setting.routing.experts)
     return slots
-
-
-@lean
-def _share(time_us, most, size, best, slots):
-    """Fill ``slots``; ``best`` [L + 1, U + 1]: least time of the first layers with u units."""
-    layers, units = len(most), best.shape[1] - 1
-    best[0, 0] = 0.0
-    reach = 0
-    for layer in range(layers):
-        before, after = best[layer], best[layer + 1]
-        for u in range(min(reach, units) + 1):
-            if before[u] == np.inf:
-                continue
-            for c in range(min(most[layer], (units - u) // size[layer]) + 1):
-                us = before[u] + time_us[layer, c]
-                to = u + c * size[layer]
-                after[to] = min(after[to], us)
-        reach += most[layer] * size[layer]
-    u = units
-    for other in range(units if _one_size(size) else 0, units + 1):
-        if best[layers, other] < best[layers, u]:
-            u = other
-    for layer in range(layers - 1, -1, -1):
-        for c in range(min(most[layer], u // size[layer]) + 1):
-            rest = u - c * size[layer]
-            if best[layer, rest] + time_us[layer, c] == best[layer + 1, u]:
-                slots[layer] = c
-                u = rest
-                break
-
-
-@lean
-def _one_size(size):
-    others = 0
-    for i in range(1, len(size)):
-        others += int(size[i] != size[0])
-    return others == 0
-
-
-@lean
-def _spread(slots, size, units, experts):
-    """Give away the slots that are left, one by one, to the layers that have fewest."""
-    left = units
-    for layer in range(len(slots)):
-        left -= slots[layer] * size[layer]
-    while True:
-        least = -1
-        for layer in range(len(slots)):
-            fits = slots[layer] < experts and size[layer] <= left
-            if fits and (least < 0 or slots[layer] < slots[least]):
-                least = layer
-        if least < 0:
-            return
-        slots[least] += 1
-        left -= size[least]

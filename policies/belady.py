@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ class Belady(Policy):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids", "future"})
+
+    bound: ClassVar[Literal["no", "residency", "hits"]] = "hits"
 
     dispatch_by: Dispatch = param("transfer", "what becomes of misses", name="dispatch")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ class Ideal(Policy):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids", "future"})
+
+    bound: ClassVar[Literal["no", "residency", "hits"]] = "residency"
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"total": {"split": "total"}}
 
     split: Literal["layer", "total"] = param("layer", "what the budget is shared over: see above")
 

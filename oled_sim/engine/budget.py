@@ -33,26 +33,50 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be resident: ``cache`` slots per MoE layer on average, or ``size_bytes``."""
+    """How much may be resident: ``cache`` slots per MoE layer on average, or ``size_bytes``.
+
+    Layers share it equally to begin with; ``slots`` gives every layer a number of its own instead.
+    """
 
     cache: int | None = None
     size_bytes: int | None = None
+    slots: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if (self.cache is None) == (self.size_bytes is None):
+        given = [v for v in (self.cache, self.size_bytes, self.slots) if v is not None]
+        if len(given) != 1:
             raise UsageError("give a budget either in slots per layer or in bytes")
-        if min(v for v in (self.cache, self.size_bytes) if v is not None) < 0:
+        if min(self.slots or (0,)) < 0 or min(self.cache or 0, self.size_bytes or 0) < 0:
             raise UsageError(f"a cache of {self} is impossible: give 0 or more")
 
     def __str__(self) -> str:
+        if self.slots is not None:
+            return "/".join(map(str, self.slots))
         return str(self.cache) if self.size_bytes is None else f"{self.size_bytes} bytes"
 
     def total_bytes(self, expert_bytes: NDArray[np.int64]) -> int:
         """Return the whole budget in bytes, for layers whose experts have ``expert_bytes`` [L]."""
         if self.size_bytes is not None:
             return self.size_bytes
+        if self.slots is not None:
+            return int((np.array(self.slots, np.int64) * expert_bytes).sum())
         assert self.cache is not None
         return self.cache * int(expert_bytes.sum())
+
+    def shares(self, expert_bytes: NDArray[np.int64], experts: int) -> NDArray[np.int64]:
+        """Return the slots of each layer to begin with, int64 [L].
+
+        Raises:
+            UsageError: ``slots`` are not those of so many layers and experts.
+        """
+        if self.slots is not None:
+            if len(self.slots) != len(expert_bytes) or max(self.slots) > experts:
+                raise UsageError(
+                    f"slots {self} are impossible: give {len(expert_bytes)} numbers, none above"
+                    f" {experts}"
+                )
+            return np.array(self.slots, np.int64)
+        return uniform_capacity(self.total_bytes(expert_bytes), expert_bytes, experts)
 
     def slots_per_layer(self, expert_bytes: NDArray[np.int64]) -> int:
         """Return C, the whole slots per layer if all layers get the same number."""

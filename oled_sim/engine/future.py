@@ -21,7 +21,7 @@ from oled_sim.engine.state import Course
 from oled_sim.errors import PolicyError
 from oled_sim.policy import NEVER, Future
 
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 
 Beyond = Callable[[], NDArray[np.int64]]
 """Returns the first use of each expert after a group, int64 [L, E], in event numbers of the run."""
@@ -76,7 +76,7 @@ class Cursor(Future):
             raise self._fail("asks for next uses where no gate is open")
         course = self._course
         if self._following is None:
-            self._following, self._upcoming = _next_uses(
+            self._following, self._upcoming = next_uses(
                 course.offset, course.event_layer, course.experts, self._first, self._beyond()
             )
         until = self._event + 1
@@ -130,14 +130,14 @@ class Horizon:
             episode = group if self._cold else group.split == "history"
             course, begin = batch.course, events.get(episode, 0)
             layer, none = course.event_layer, self._nothing()
-            first = _next_uses(course.offset, layer, course.experts, begin, none)[1]
+            first = next_uses(course.offset, layer, course.experts, begin, none)[1]
             found.setdefault(episode, []).append((group, first))
             events[episode] = begin + len(layer)
         return found.values()
 
 
 @kernel
-def _next_uses(offset, event_layer, experts, first_event, beyond):
+def next_uses(offset, event_layer, experts, first_event, beyond):
     """Walk backwards over the events of a group.
 
     Returns:

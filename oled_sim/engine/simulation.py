@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import compiled, events
 from oled_sim.engine.batch import Batch
-from oled_sim.engine.budget import Budget, apportion, uniform_capacity
+from oled_sim.engine.budget import Budget, apportion
 from oled_sim.engine.future import Beyond, Cursor, Withheld, nothing_beyond
 from oled_sim.engine.handover import Handover
 from oled_sim.engine.hooks import Hooks, own_copy
@@ -129,9 +129,9 @@ class Simulation:
         self._place()
 
     @property
-    def uniform(self) -> NDArray[np.int64]:
-        """Slots per layer, int64 [L], when the budget is shared equally."""
-        return uniform_capacity(self.total_bytes, self.expert_bytes, self.geometry.experts)
+    def shares(self) -> NDArray[np.int64]:
+        """Slots per layer to begin with, int64 [L]."""
+        return self.budget.shares(self.expert_bytes, self.geometry.experts)
 
     @property
     def holds_all(self) -> bool:
@@ -155,7 +155,7 @@ class Simulation:
     def _reset(self) -> None:
         """Put the engine into the state before the first request: empty, at time zero."""
         layers, experts = len(self.geometry.layers), self.geometry.experts
-        capacity = self.uniform
+        capacity = self.shares
         if not self._per_layer:
             capacity = np.full(layers, self._pool_slots, np.int64)
         log = 4 * experts + 64 if self.keep_log else 0
@@ -177,8 +177,8 @@ class Simulation:
         setting = Setting(
             routing=self.geometry,
             cost=self.costs.geometry,
-            capacity=self.uniform,
-            budget=int(self.uniform.sum()),
+            capacity=self.shares,
+            budget=int(self.shares.sum()),
             expert_bytes=_frozen(self.expert_bytes),
             costs=self.costs,
             timer=LayerTimer(

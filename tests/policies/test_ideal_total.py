@@ -11,9 +11,9 @@ from oled_sim.engine import laws
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Contender, simulate_all
+from oled_sim.engine.sharing import least_cost_shares, spread_rest
 from oled_sim.engine.source import MemoryTrace
 from oled_sim.geometry import RoutingGeometry
-from oled_sim.policies._pass_split import _share, _spread
 from oled_sim.policies.ideal import Ideal
 from oled_sim.policy import Policy
 from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
@@ -144,8 +144,7 @@ def test_the_sharing_is_exact(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     times = rng.integers(1, 50, (layers, 6)).astype(float)
     used = min(units, int((most * size).sum()))
-    best, slots = np.full((layers + 1, used + 1), np.inf), np.zeros(layers, np.int64)
-    _share(times, most, size, best, slots)
+    slots = least_cost_shares(times, most, size, units)
 
     def spent(chosen):
         return sum(times[layer, c] for layer, c in enumerate(chosen))
@@ -157,7 +156,7 @@ def test_the_sharing_is_exact(data):
         fitting = [c for c in fitting if (np.array(c) * size).sum() == used]
     assert spent(slots) == min(spent(c) for c in fitting)
     assert (slots <= most).all() and (slots * size).sum() <= used
-    _spread(slots, size, units, 5)
+    spread_rest(slots, size, units, 5)
     assert (slots * size).sum() <= units
     left = units - (slots * size).sum()
     assert all(c == 5 or s > left for c, s in zip(slots, size, strict=True))
