@@ -1,0 +1,255 @@
+"""FineMoE: prefetching by the expert maps of earlier iterations."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.errors import UsageError
+from oled_sim.policy import (
+    Event,
+    PassInfo,
+    Policy,
+    Prefetches,
+    RequestInfo,
+    RequestSummary,
+    Setting,
+    param,
+)
+
+from ._candidates import UNLISTED, Candidates, Protect, by_class, ranks_at_arrival
+from ._expert_maps import ExpertMapStore, Found, Trajectory
+from ._gate_rows import TokenMaps, block_row
+
+UNSELECTED = 1e-6
+"""What the released code adds to every expert of the predicted layers, so that all are queued."""
+
+
+@dataclass
+class FineMoE(Policy):
+    """FineMoE (Yu et al. 2026), after the code at revision 5c58468 of 2025-09-25.
+
+    Every iteration leaves an expert map: the gate probabilities of all experts in all layers,
+    stored with the iteration's input embedding. Before the first layer the most similar embedding
+    predicts layers 0..d−1; after the gate of layer l the most similar map, by the layers observed
+    so far, predicts layers l+1+d and up. (Layer d belongs to neither, in the code as here.) With a
+    similarity s the experts of each layer are selected by falling probability while their sum is
+    at most 1 − s, and no fewer than the model's top-k; the others follow them in the queue.
+    Misses are transferred; who leaves first has the least probability × visits.
+
+    What a block of tokens changes, where code and paper differ, and what was chosen:
+
+    - *The map of an iteration* (``aggregate``). The code has one per token, and as each token's
+      list replaces the one before, the last token's stands. ``block`` takes the mean over the
+      tokens; ``token`` keeps the code's: a map of each is stored, the last one is searched for.
+      All tokens share the block's mean embedding, the only one that traces hold. Requests of a
+      batch are one block.
+    - *Probabilities*. LLaDA2's gate is a sigmoid: rows are normalised to sum 1. Without the signal
+      ``full_gate``, and for ``token``, rows are made of the top-k gates, the others being 0;
+      without ``gates`` of token counts. Without ``embedding`` nothing predicts the first layers.
+      Results say what was missing.
+    - *d* is 6 of 24 layers in the code: a quarter of the depth here (``distance``).
+    - *Selection* (``select``). The code keeps the experts whose sum does not pass 1 − s
+      (``released``), the paper the first that reach it (``paper``).
+    - *Queue*. All experts of the predicted layers, by probability · (1 − (x − start) / (end + 1))
+      if selected, + 1e-6 for all. The code leaves the order of equal priorities open: nearer
+      layers, then higher probabilities.
+    - *Whom a list protects from prefetches* (``protect``): see ``moe-infinity``; the code is
+      ``list`` with one pool. Here the code protects against demand too, and computes a miss that
+      finds no victim beside the pool; instead the list then gives way.
+    - *Eviction* (``evict``). Probabilities are those predicted last, visits since the expert came;
+      both are 0 once it left. ``product`` is the rule; the code truncates it to a whole number
+      (``truncated``), so that most tie. Ties fall to the engine's order; experts of the running
+      event leave last.
+    - *Store*. 1000 rows; a new one then replaces the most redundant, by w · cos(embeddings) +
+      (1 − w) · cos(maps), w = d / L. ``online`` learns from every request, ``offline`` from the
+      history split alone.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"ids"})
+    wants: ClassVar[frozenset[str]] = frozenset({"gates", "full_gate", "embedding"})
+    learns: ClassVar[bool] = True
+    replaces_queue: ClassVar[bool] = True
+
+    aggregate: Literal["block", "token"] = param("block", "what has a map of its own")
+    distance: int = param(0, "d, layers between a gate and what it predicts; 0: a quarter of all")
+    select: Literal["released", "paper"] = param("released", "how the sum of probabilities ends")
+    least: int = param(0, "fewest selected experts of a layer; 0: the model's top-k")
+    evict: Literal["product", "truncated"] = param("product", "what is compared")
+    protect: Protect = param("pool", "whom a list protects from prefetches")
+    most: int = param(0, "entries of a list, 0 for all")
+    store: Literal["online", "offline"] = param("online", "which requests it learns from")
+    capacity: int = param(1000, "maps of the store")
+
+    def __post_init__(self) -> None:
+        """Refuse impossible constants."""
+        for name in ("distance", "least", "most"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"finemoe: {name}={getattr(self, name)} is out of range")
+        if self.capacity < 1:
+            raise UsageError(f"finemoe: capacity={self.capacity} is out of range")
+        self._learned: ExpertMapStore | None = None
+        self._lacks: set[str] = set()
+
+    def place(self, setting: Setting) -> None:
+        """Start with the store learned so far."""
+        self._setting = setting
+        self._shape = layers, experts = len(setting.routing.layers), self.experts
+        # A quarter of the depth, half up: 5 of 19 layers.
+        self._d = self.distance or max(1, (layers + 2) // 4)
+        self._least = min(self.least or setting.routing.top_k, experts)
+        if self._learned is None:
+            weight = min(1.0, self._d / layers)
+            self._learned = ExpertMapStore(layers, experts, self.capacity, weight)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget visits, predictions, and what was stored since history."""
+        assert self._learned is not None, "place() makes it"
+        self._maps = copy.deepcopy(self._learned)
+        self._candidates = Candidates(self._setting, self.protect, self.most)
+        self._visits = np.zeros(self._shape)
+        self._probability = np.zeros(self._shape)
+        self._executing = np.zeros(self._shape, np.bool_)
+        self._arriving = self._history = False
+        self._start_pass(None)
+
+    def begin_request(self, info: RequestInfo) -> tuple[()]:
+        """Remember what the request is for."""
+        self._history = info.history
+        return ()
+
+    def begin_iteration(self, info: PassInfo) -> Prefetches:
+        """Store the last pass, and predict the first layers by the embedding of this one."""
+        self._finish_pass()
+        self._start_pass(info.embedding)
+        self._executing[:] = False
+        if info.embedding is None:
+            self._lacks.add("embedding")
+        found = self._maps.nearest_embedding(info.embedding)
+        return self._list(found, 0, min(self._d, self._shape[0]))
+
+    def end_request(self, summary: RequestSummary) -> None:
+        """Store the last pass; what history teaches survives."""
+        self._finish_pass()
+        self._start_pass(None)
+        if self._history:
+            self._learned = copy.deepcopy(self._maps)
+
+    def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
+        """Count the event; return the scores of its layer, or those that an arrival meets."""
+        self._arriving = event is None
+        resident = self._setting.residents()
+        if event is not None:
+            self._count(event, resident)
+        if self._setting.scope == "global":
+            return np.zeros(self.experts)  # `rescore` says it
+        return self._scores(resident, slice(layer, layer + 1))[0]
+
+    def rescore(self, resident: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the scores of all layers: who executes and is protected changes all the time."""
+        return self._scores(resident, slice(None))
+
+    def prefetch(self, event: Event) -> Prefetches:
+        """Add the layer to the trajectory, and predict the layers from d beyond the next on."""
+        self._observe(event)
+        start = event.layer + 1 + self._d
+        if start >= self._shape[0]:
+            return ()
+        return self._list(self._maps.nearest_trajectory(self._trajectory), start, self._shape[0])
+
+    def notes(self) -> list[str]:
+        """Say what the trace lacked."""
+        notes = []
+        if "gates" in self._lacks:
+            notes.append("without gate scores, expert maps are made of token counts.")
+        elif "full_gate" in self._lacks:
+            notes.append("expert maps are made of top-k gates; probabilities of others count as 0.")
+        if "embedding" in self._lacks:
+            notes.append(
+                f"without input embeddings the first {self._d + 1} layers are never predicted."
+            )
+        return notes
+
+    def _start_pass(self, embedding: NDArray[np.float32] | None) -> None:
+        self._trajectory = Trajectory(*self._shape)
+        self._tokens = TokenMaps(*self._shape)
+        self._embedding = embedding
+
+    def _finish_pass(self) -> None:
+        """Store what the pass has shown."""
+        if self.store == "offline" and not self._history:
+            return
+        maps = [self._trajectory] if self.aggregate == "block" else self._tokens.trajectories()
+        for trajectory in maps:
+            self._maps.insert(trajectory, self._embedding)
+
+    def _observe(self, event: Event) -> None:
+        """Add the gate probabilities of an event to the maps of the pass."""
+        full_gate = event.full_gate if self.aggregate == "block" else None
+        if full_gate is None:
+            self._lacks.add("gates" if event.gates is None else "full_gate")
+        if self.aggregate == "block":
+            self._trajectory.observe(event.layer, block_row(event, self.experts))
+        else:
+            self._trajectory.observe(event.layer, self._tokens.add(event))
+
+    def _count(self, event: Event, resident: NDArray[np.bool_]) -> None:
+        """Forget who left since the last event, and count the visits of this one.
+
+        Whoever is resident without a visit was prefetched, and its copy counts as one.
+        """
+        gone = (self._visits > 0) & ~resident
+        self._visits[gone] = self._probability[gone] = 0.0
+        self._visits[resident & (self._visits == 0)] = 1.0
+        self._candidates.note_slots(event)
+        self._executing[:] = False
+        self._executing[event.layer, event.experts] = True
+        self._visits[event.layer, event.experts] += 1.0
+
+    def _list(self, found: Found | None, start: int, end: int) -> NDArray[np.float64]:
+        """Make the list that a stored map gives for the layers from ``start`` to before ``end``."""
+        if found is None:
+            return np.zeros((0, 3))
+        band = self._maps.map(found.row)[start:end]
+        selected = selection(band, found.score, self._least, self.select)
+        decay = 1.0 - np.arange(end - start)[:, None] / (end + 1)
+        priority, tie = np.full(self._shape, UNLISTED), np.zeros(self._shape)
+        priority[start:end] = np.where(selected, band * decay, 0.0) + UNSELECTED
+        tie[start:end] = self._probability[start:end] = band
+        return self._candidates.replace(priority, self._executing, tie)
+
+    def _scores(self, resident: NDArray[np.bool_], rows: slice) -> NDArray[np.float64]:
+        """Return the scores of some layers at this moment, float64 [n, E]."""
+        protected = self._candidates.protected[rows]
+        if self._arriving:
+            ranks = ranks_at_arrival(resident[rows], protected)
+        else:
+            ranks = np.where(self._executing[rows], 2, protected)
+        values = self._probability[rows] * np.maximum(self._visits[rows], 1.0)
+        return by_class(ranks, np.floor(values) if self.evict == "truncated" else values)
+
+
+def selection(
+    probability: NDArray[np.float64], score: float, least: int, rule: Literal["released", "paper"]
+) -> NDArray[np.bool_]:
+    """Select experts of each layer by falling probability, bool [n, E].
+
+    ``released``: as many as have a sum of at most clip(1 − score, 0, 1); ``paper``: one more. No
+    fewer than ``least``, and none of a layer without any probability. Equal ones: lowest id first.
+    """
+    threshold = min(1.0, max(0.0, 1.0 - score))
+    order = np.argsort(-probability, axis=1, kind="stable")
+    total = np.cumsum(np.take_along_axis(probability, order, axis=1), axis=1)
+    if rule == "released":
+        number = (total <= threshold).sum(axis=1)
+    else:
+        number = (total < threshold).sum(axis=1) + 1
+    number = np.where(probability.any(axis=1), np.maximum(number, least), 0)
+    chosen = np.zeros(probability.shape, np.bool_)
+    np.put_along_axis(chosen, order, np.arange(order.shape[1]) < number[:, None], axis=1)
+    return chosen
