@@ -11,7 +11,7 @@ from oled_sim.engine.rules import Group
 from oled_sim.engine.simulation import Simulation
 from oled_sim.errors import UsageError
 from oled_sim.geometry import RoutingGeometry
-from oled_sim.policies._hybrid_schedule import RELEASED, line, measured, schedule
+from oled_sim.policies._hybrid_schedule import RELEASED, Constants, line, measured, schedule
 from oled_sim.policies.hybrimoe import HybriMoE
 from oled_sim.policy_spec import parse_policy
 from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
@@ -62,6 +62,16 @@ class TestSchedule:
         # 1.918 against 2.79 and so on: the GPU takes it.
         assert lanes([], [1, 1, 1, 1]) == [TRANSFER, TRANSFER, TRANSFER, CPU]
 
+    def test_the_gpu_wins_a_tie(self):
+        assert lanes([1], [], Constants(1.0, 0.0, 0.0, 1.0, 0.0, 0.0)) == [GPU]
+
+    def test_what_only_the_first_costs(self):
+        # GPU: 3 more for the first: 4, 5, 6, 7 against 10 on the CPU. CPU: 10 with the first's 9:
+        # GPU 4, 8, 12 against 10, then against 11: the CPU takes two.
+        assert lanes([1] * 4, [], Constants(1.0, 3.0, 0.0, 10.0, 0.0, 0.0)) == [GPU] * 4
+        found = lanes([1] * 4, [], Constants(4.0, 0.0, 0.0, 1.0, 0.0, 9.0))
+        assert found == [GPU, GPU, CPU, CPU]
+
     def test_nothing_to_do(self):
         assert lanes([], []) == []
 
@@ -107,6 +117,10 @@ def test_a_layer_of_misses():
     # third by 452 against 520: three are transferred.
     run = Run(HybriMoE(), ONE, sets([0, 1, 2, 3]), 0)
     assert (run.count("demand"), run.count("cpu_misses")) == ([3], [1])
+    # A link that takes 500 makes the CPU's first 750; the GPU has done all by 602.
+    slow = costs_by_hand(cpu_link_us=500.0)
+    run = Run(HybriMoE(), ONE, sets([0, 1, 2, 3]), 0, costs=slow)
+    assert (run.count("demand"), run.count("cpu_misses")) == ([4], [0])
 
 
 class TestScores:
@@ -208,3 +222,8 @@ def test_in_one_pool_the_last_arrival_is_safe_in_its_own_event_alone():
     costs = costs_by_hand(**SLOW_CPU)
     run = Run(HybriMoE(initial="none"), two, trace, 1, costs=costs, scope="global")
     assert run.seen == [[[0], [0]], [[2], [0]]]
+    # In its own event it is safe: of 0, 1 and 2 (3, 2 and 1 tokens) 2 stays, with S = 0.
+    events = [[[[0]] * 3 + [[1]] * 2 + [[2]], None]]
+    trace = request_by_hand(two, events, kinds=[Kind.DENOISE])
+    run = Run(HybriMoE(initial="none"), two, trace, 1, costs=costs, scope="global")
+    assert run.seen == [[[0, 2], []]]

@@ -125,6 +125,15 @@ def test_dynamic_update_takes_the_heaviest_of_the_pass():
     assert columns(run.record)["cpu_misses"].tolist() == [0, 0, 1, 1]
 
 
+def test_dynamic_update_keeps_idle_residents_rather_than_idle_others():
+    # From history layer 1 holds 2 and 3. A large pass needs 3 alone: 2 stays, no other comes.
+    history = request_by_hand(TWO, [[[[2], [3]], [[0], [1]]]])
+    policy = KTransformers(placement="frequency", gpu_prefill_tokens=3, dynamic=True)
+    learned = Learned(policy, TWO, [history], 2)
+    learned.run(request_by_hand(TWO, [[[[3]] * 3, [[1]] * 3]], request=1))
+    assert learned.residents() == [[2, 3], [0, 1]]
+
+
 def test_mistakes_are_one_sentence():
     with pytest.raises(UsageError, match="does nothing without gpu_prefill_tokens"):
         KTransformers(dynamic=True)

@@ -22,6 +22,11 @@ def test_first_in_first_out_among_the_stale():
     assert seen(LeastStale(order="lru"), *events)[-1] == [0, 3] == seen(LRU(), *events)[-1]
 
 
+def test_who_is_touched_stays_however_long_ago_it_came_in():
+    # 0 is in since pass 1, 1 since pass 3. Pass 4 needs 0 and brings 2: 1 is stale and leaves.
+    assert seen(LeastStale(), [0], [0], [1], [0, 2])[-1] == [0, 2]
+
+
 def test_two_classes_or_one_per_pass():
     # 0 is in since pass 1 and touched in pass 3; 1 is in and touched since pass 2. When 2 comes
     # both are stale and 0 was in first; by age 1 is staler.
