@@ -17,6 +17,7 @@ from oled_sim.errors import OledSimError
 
 COMMANDS = {
     "analyze": ("oled_sim.cli.analyze", "Report and plot the locality of traces."),
+    "bounds": ("oled_sim.cli.bounds", "Show what no policy can do better, and the gaps to it."),
     "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),

@@ -1,0 +1,197 @@
+"""Policies beside what none of them can do better.
+
+Bounds are policies too: those that declare one (``Policy.bound``) are run on the same trace, rules
+and budgets. From the ones that bound hits come three rows: one pool per layer with equal shares,
+the best fixed split of the same total (chosen with hindsight), and one pool for all layers. LRU
+with its own best fixed split shows what fixed shares are worth without knowing the future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim import plugins
+from oled_sim.bounds.curves import Order, best_static_split, hits_by_slots
+from oled_sim.contenders import contenders
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.engine.batch import Batch
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.feeding import feed
+from oled_sim.engine.metrics import ratio
+from oled_sim.engine.rules import Group, Rules, split_requests
+from oled_sim.engine.runner import Contender, Result, simulate_all
+from oled_sim.engine.source import Source
+from oled_sim.errors import UsageError
+from oled_sim.policy import Policy
+from oled_sim.policy_spec import load_policy, parse_policies
+
+BEST_SPLIT, ONE_POOL = ", best split", ", one pool"
+LRU = "LRU, best split"
+
+
+class Row(NamedTuple):
+    """A bound or a policy, run with one budget.
+
+    ``kind``: ``residency``, ``hits``, ``split`` (a fixed split chosen with hindsight) or
+    ``policy``.
+    """
+
+    name: str
+    kind: str
+    result: Result
+
+
+class Gap(NamedTuple):
+    """How far a policy is from a bound: hit rates of decode passes, and a ratio of TPOTs."""
+
+    hit_rate: float
+    tpot: float
+
+
+class Comparison(NamedTuple):
+    """Bounds and policies with one budget."""
+
+    budget: Budget
+    bounds: tuple[Row, ...]
+    policies: tuple[Row, ...]
+
+
+def gap(policy: Row, bound: Row) -> Gap:
+    """Return what a policy lacks in hit rate (negative: it has more), and its multiple in TPOT."""
+    mine, best = policy.result.summary, bound.result.summary
+    return Gap(best.hit_rate - mine.hit_rate, ratio(mine.tpot_us, best.tpot_us))
+
+
+def installed_bounds() -> dict[str, Policy]:
+    """Return every registered policy that is a bound, in all its variants, by specification.
+
+    One that does not load is no bound; ``oled-sim policies`` says why.
+    """
+    specs = []
+    for name in plugins.names(plugins.POLICIES):
+        try:
+            policy = load_policy(name)
+        except UsageError:
+            continue
+        if policy.bound != "no":
+            specs += [name, *(f"{name}:{v}" for v, values in policy.variants.items() if values)]
+    return parse_policies(specs) if specs else {}
+
+
+class Bounds:
+    """What is run on a trace to compare policies with bounds.
+
+    Args:
+        source: the trace. costs: of the cost geometry. rules: how requests are run; bounds but
+            those of one pool run with one pool per layer whatever ``scope`` says.
+        expert_bytes: int64 [L].
+        bounds: policies that are bounds, by name.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        costs: LaneCosts,
+        rules: Rules,
+        expert_bytes: NDArray[np.int64],
+        bounds: Mapping[str, Policy],
+    ) -> None:
+        self.source, self.costs, self.rules = source, costs, rules
+        self.expert_bytes = expert_bytes
+        self.bounds = bounds
+
+    def compare(
+        self,
+        policies: Mapping[str, Policy],
+        budgets: Sequence[Budget],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Comparison]:
+        """Run all bounds and policies with every budget.
+
+        Args:
+            policies: by label. References such as ``full`` are shown with every budget.
+            budgets: each compared by itself. progress: as of :func:`simulate_all`.
+
+        Raises:
+            As :func:`oled_sim.engine.runner.simulate`.
+        """
+        splits = {order: self._best_splits(order, budgets) for order in ("soonest", "latest")}
+        plans = [self._plan(budget, i, splits) for i, budget in enumerate(budgets)]
+        asked = contenders(policies, budgets, self.source.geometry.experts)
+        mine = [_Planned(c.spec, "policy", self.rules.scope, c) for c in asked]
+        rows = self._run([p for plan in plans for p in plan] + mine, progress)
+        theirs = rows[len(rows) - len(asked) :]
+        found, begin = [], 0
+        for budget, plan in zip(budgets, plans, strict=True):
+            bounds, begin = rows[begin : begin + len(plan)], begin + len(plan)
+            own = [row for row, c in zip(theirs, asked, strict=True)
+                   if c.budget == budget or c.policy.residency != "budget"]  # fmt: skip
+            found.append(Comparison(budget, tuple(bounds), tuple(own)))
+        return found
+
+    def _plan(
+        self, budget: Budget, i: int, splits: Mapping[str, Sequence[Budget]]
+    ) -> list[_Planned]:
+        """Return the bounds to run for one budget, in the order of the table."""
+
+        def planned(name: str, kind: str, scope: str, policy: Policy, own: Budget) -> _Planned:
+            return _Planned(name, kind, scope, Contender(name, policy, own))
+
+        of = {kind: [(n, p) for n, p in self.bounds.items() if p.bound == kind]
+              for kind in ("residency", "hits")}  # fmt: skip
+        found = [planned(n, "residency", "layer", p, budget) for n, p in of["residency"]]
+        for name, policy in of["hits"]:
+            found += [
+                planned(name + ONE_POOL, "hits", "global", policy, budget),
+                planned(name + BEST_SPLIT, "split", "layer", policy, splits["soonest"][i]),
+                planned(name, "hits", "layer", policy, budget),
+            ]
+        return [*found, planned(LRU, "split", "layer", Policy(), splits["latest"][i])]
+
+    def _best_splits(self, order: Order, budgets: Sequence[Budget]) -> list[Budget]:
+        """Return, for every budget, the fixed split that has the most hits in the whole run."""
+        layers, experts = len(self.source.geometry.layers), self.source.geometry.experts
+        hits = hits_by_slots(self._fed, layers, experts, order, cold=self.rules.cold)
+        found = []
+        for budget in budgets:
+            size = min(
+                budget.total_bytes(self.expert_bytes), experts * int(self.expert_bytes.sum())
+            )
+            slots = best_static_split(hits, self.expert_bytes, size)
+            found.append(Budget(slots=tuple(slots.tolist())))
+        return found
+
+    def _fed(self) -> Iterator[tuple[Group, Batch]]:
+        splits = split_requests(self.source.requests, self.rules)
+        return feed(self.source, splits, self.rules, self.costs, learns=False)
+
+    def _run(
+        self, planned: Sequence[_Planned], progress: Callable[[int, int], None] | None
+    ) -> list[Row]:
+        """Run everything, one pass over the trace per scope, and keep the order."""
+        rows: dict[int, Row] = {}
+        for scope in ("layer", "global"):
+            some = [i for i, p in enumerate(planned) if p.scope == scope]
+            results = simulate_all(
+                self.source,
+                [planned[i].contender for i in some],
+                self.costs,
+                replace(self.rules, scope=scope),
+                expert_bytes=self.expert_bytes,
+                progress=progress,
+            )
+            for i, result in zip(some, results, strict=True):
+                rows[i] = Row(planned[i].name, planned[i].kind, result)
+        return [rows[i] for i in range(len(planned))]
+
+
+class _Planned(NamedTuple):
+    name: str
+    kind: str
+    scope: str
+    contender: Contender

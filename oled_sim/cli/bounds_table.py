@@ -1,0 +1,91 @@
+"""The tables that ``oled-sim bounds`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oled_sim.bounds.report import LRU, Comparison, Row, gap
+from oled_sim.cli.run_table import WIDTH_WITHOUT_TERMINAL, _ms, _number, _percent, facts
+from oled_sim.engine.budget import Budget
+
+PROMISES = {
+    "residency": "residents chosen anew, free, before every layer: most hits and least time",
+    "hits": "most hits without prefetching; its TPOT is no bound",
+    "split": "most hits with fixed shares of the total",
+    "policy": "",
+}
+LEGEND = """\
+TPOT: ms, mean over requests. hit, hit all: |R ∩ A| / |A| of decode and of all passes. util: |R ∩ A|
+/ slots. H2D, CPU: experts per decode pass. Gaps: hit rate that a policy lacks, in points, and its
+TPOT as a multiple of the bound's. A policy that moves slots between layers is bounded by one pool
+and by what shares the total; one that prefetches by none of the hit bounds (docs/bounds.md)."""
+
+
+def print_bounds(header: dict[str, Any], comparisons: Sequence[Comparison]) -> None:
+    """Print, for every budget, bounds and policies, and then the gaps between them."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    for name, value in facts(header).items():
+        console.print(Text(f"{name:<9}{value}"), soft_wrap=True, highlight=False)
+    for comparison in comparisons:
+        console.print()
+        console.print(Text(f"Cache {_budget(comparison.budget)}", style="bold"))
+        console.print(_figures(comparison))
+        if comparison.policies:
+            console.print(_gaps(comparison))
+    console.print(Text(LEGEND), style="dim", highlight=False)
+
+
+def _budget(budget: Budget) -> str:
+    if budget.size_bytes is None:
+        return f"{budget.cache} experts per layer"
+    return f"{budget.size_bytes / 2**20:.4g} MiB"
+
+
+def _figures(comparison: Comparison) -> Table:
+    table = Table(pad_edge=False, box=None, header_style="bold")
+    table.add_column("bound or policy")
+    for name in ("hit", "hit all", "util", "TPOT", "H2D", "CPU"):
+        table.add_column(name, justify="right")
+    table.add_column("what it is")
+    for rows in (comparison.bounds, comparison.policies):
+        for row in rows:
+            table.add_row(*map(Text, _cells(row)))
+        table.add_row()
+    return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    summary = row.result.summary
+    what = PROMISES[row.kind]
+    if row.name == LRU:
+        what = "best fixed shares for LRU, chosen with hindsight; no bound for others"
+    return (
+        row.name,
+        _percent(summary.hit_rate, 2),
+        _percent(summary.hit_rate_with_prefill, 2),
+        _percent(summary.utilization, 1),
+        _ms(summary.tpot_us),
+        _number(summary.demand_per_pass, 1),
+        _number(summary.cpu_per_pass, 1),
+        what,
+    )
+
+
+def _gaps(comparison: Comparison) -> Table:
+    table = Table(pad_edge=False, box=None, header_style="bold")
+    table.add_column("gap to")
+    for row in comparison.policies:
+        table.add_column(row.name, justify="right")
+    for bound in comparison.bounds:
+        gaps = (gap(row, bound) for row in comparison.policies)
+        cells = (f"{_number(100 * g.hit_rate, 2)} pt  ×{_number(g.tpot, 2)}" for g in gaps)
+        table.add_row(Text(bound.name), *map(Text, cells))
+    table.add_row()
+    return table
