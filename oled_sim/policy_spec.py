@@ -36,10 +36,14 @@ def parse_policies(specs: Iterable[str]) -> dict[str, Policy]:
     The label of a policy is its specification, or what a TOML file calls it.
 
     Raises:
-        UsageError: as :func:`parse_policy`; a TOML file is wrong; two policies share a label.
+        UsageError: as :func:`parse_policy`; there is none; a TOML file is wrong; two policies
+            share a label.
     """
     from oled_sim.policy_file import named_in, policies_of_file
 
+    specs = list(specs)
+    if not specs:
+        raise UsageError("no policy to run: give at least one, such as --policy oled")
     found: dict[str, Policy] = {}
     for spec in dict.fromkeys(specs):
         new = policies_of_file(spec) if named_in(spec) else {spec: parse_policy(spec)}

@@ -45,11 +45,12 @@ def analyze(
     side by side, marked real, synthetic or imported. docs/analyze.md defines every figure.
     """
     from oled_sim.analysis.output import refuse_existing, write_figures, write_tables
+    from oled_sim.cli.traces import open_traces
     from oled_sim.errors import UsageError
 
     if plots and out is None:
         raise UsageError("--plots needs a place to write to: add --out DIR")
-    traces = _open(sources)
+    traces = open_traces(sources)
     if out is not None:
         refuse_existing(out, force=force)
     tables = _tables(traces, requests, cold)
@@ -60,22 +61,6 @@ def analyze(
     _print(tables, as_json)
     if out is not None and not as_json:
         click.echo(f"Written to {out}: {', '.join(file.name for file in written)}")
-
-
-def _open(sources: Sequence[str]) -> dict[str, Trace]:
-    """Return the traces by short name: the directory's, or what was typed where those clash."""
-    from oled_sim.errors import UsageError
-    from oled_sim.trace.reader import open_trace
-
-    opened = {source: open_trace(source) for source in sources}
-    if len(opened) < len(sources):
-        twice = next(s for s in sources if list(sources).count(s) > 1)
-        raise UsageError(f"the trace {twice} is given twice: name each once")
-    short = [trace.path.resolve().name for trace in opened.values()]
-    return {
-        name if short.count(name) == 1 else source: trace
-        for name, (source, trace) in zip(short, opened.items(), strict=True)
-    }
 
 
 def _tables(traces: dict[str, Trace], requests: int | None, cold: bool) -> dict[str, pd.DataFrame]:

@@ -22,6 +22,7 @@ COMMANDS = {
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
+    "sweep": ("oled_sim.cli.sweep", "Simulate a grid of policies and capacities."),
     "trace": ("oled_sim.cli.trace", "Look into a trace, or check it."),
 }
 """Command name: (module that holds a click command of that name, one line of help)."""

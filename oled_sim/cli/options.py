@@ -35,6 +35,37 @@ policy_option = options(
 )
 """Policies to run, as ``policies``."""
 
+grid_options = options(
+    click.option(
+        "--cache",
+        "caches",
+        multiple=True,
+        metavar="C",
+        help="Average number of resident experts per MoE layer: 8, 8,16,32 or 8:128:8; repeatable.",
+    ),
+    click.option(
+        "--h2d-gbs",
+        "links",
+        metavar="GB/S",
+        help="Bandwidths of the host-to-GPU link, such as 12,25,50. Default: the profile's.",
+    ),
+    click.option(
+        "--batch",
+        "batches",
+        default="1",
+        show_default=True,
+        metavar="B",
+        help="Numbers of requests that run together, such as 1,2,4.",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Combinations that run at the same time. Default: as many as cores.",
+    ),
+)
+"""What a grid is made of, and on how many cores it runs."""
+
 cost_options = options(
     click.option(
         "--profile",

@@ -84,7 +84,7 @@ class Files(NamedTuple):
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a Parquet file with one row per policy, cache and request.",
+    help="Write one row per policy, cache and request: Parquet, or CSV if it ends in .csv.",
 )
 @click.option(
     "--events",
@@ -134,9 +134,10 @@ def run(
     header = describe(trace, costs, settings)
     results = _simulate(trace, contenders, costs, settings, files, header)
     if files.results is not None:
-        from oled_sim.engine.results import write_results
+        from oled_sim.engine.results import parameters_of, request_table, write_requests
 
-        write_results(files.results, results, header)
+        metadata = header | {"policies": parameters_of(results)}
+        write_requests(files.results, request_table(results, trace.path.name), metadata)
     if as_json:
         click.echo(to_json(header, results))
     else:

@@ -23,17 +23,26 @@ GPU/H2D/CPU lane."""
 
 def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
     """Print what was run, then one row per policy and cache."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_WITHOUT_TERMINAL)
-    for name, value in facts(header).items():
-        console.print(Text(f"{name:<9}{value}"), soft_wrap=True, highlight=False)
+    console = table_console()
+    print_facts(console, header)
     console.print(_table(results))
     console.print(Text(LEGEND), style="dim", highlight=False)
     if not all(result.causal for result in results):
         console.print(f"{NOT_CAUSAL} sees what is known only later; not achievable.", style="dim")
     for note in dict.fromkeys(f"{r.spec}: {note}" for r in results for note in r.notes):
         console.print(Text(note), style="dim", highlight=False)
+
+
+def table_console() -> Console:
+    """Return a console on stdout, wide enough for a table where there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
+
+
+def print_facts(console: Console, header: dict[str, Any]) -> None:
+    """Print what results must say, a line each."""
+    for name, value in facts(header).items():
+        console.print(Text(f"{name:<9}{value}"), soft_wrap=True, highlight=False)
 
 
 def facts(header: dict[str, Any]) -> dict[str, str]:
@@ -81,7 +90,8 @@ def _profile(profile: dict[str, Any]) -> str:
 
 
 def _rules(rules: dict[str, Any]) -> str:
-    batch = f"batch {rules['batch']}"
+    sizes = rules["batch"] if isinstance(rules["batch"], list) else [rules["batch"]]
+    batch = f"batch {', '.join(map(str, sizes))}"
     if rules["batch_mode"] != "lockstep":
         batch += f" ({rules['batch_mode']})"
     start = "cold start of every request" if rules["cold"] else "caches persist over requests"
@@ -95,6 +105,7 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
     columns: dict[str, Callable[[Result], str]] = {
         "policy": lambda r: r.spec + ("" if r.causal else NOT_CAUSAL),
         "cache": _budget,
+        **_varied(results),
         "TPOT": lambda r: _ms(r.summary.tpot_us),
         "commit": lambda r: _ms(r.summary.commit_tpot_us),
         "TTFT": lambda r: _ms(r.summary.ttft_us),
@@ -118,6 +129,16 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
     return columns
 
 
+def _varied(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
+    """Return columns for what differs between results besides policy and cache."""
+    columns: dict[str, Callable[[Result], str]] = {}
+    if len({r.rules.batch for r in results}) > 1:
+        columns["batch"] = lambda r: str(r.rules.batch)
+    if len({r.link_gb_s for r in results}) > 1:
+        columns["GB/s"] = lambda r: f"{r.link_gb_s:.3g}"
+    return columns
+
+
 def _table(results: Sequence[Result]) -> Table:
     columns = _columns(results)
     table = Table(pad_edge=False, box=None, header_style="bold")
@@ -127,10 +148,11 @@ def _table(results: Sequence[Result]) -> Table:
         table.add_column(name, justify=justify, overflow="fold", no_wrap=not text)
     last = None
     for result in results:
-        if last is not None and result.budget != last:
+        section = result.rules.batch, result.link_gb_s, result.budget
+        if last is not None and section != last:
             table.add_section()
             table.add_row()
-        last = result.budget
+        last = section
         table.add_row(*(Text(show(result)) for show in columns.values()))
     return table
 

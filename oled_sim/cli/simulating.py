@@ -35,11 +35,9 @@ def asked_for(
     policies: Sequence[str], caches: Sequence[int], sizes: Sequence[str]
 ) -> tuple[dict[str, Policy], list[Budget]]:
     """Return policies by label, and budgets in the order given."""
-    if not policies:
-        raise UsageError("no policy to run: give at least one, such as --policy oled")
+    parsed = parse_policies(policies)
     budgets = [Budget(cache=c) for c in dict.fromkeys(caches)]
     budgets += [Budget(size_bytes=parse_bytes(s)) for s in dict.fromkeys(sizes)]
-    parsed = parse_policies(policies)
     if not budgets and any(p.residency == "budget" for p in parsed.values()):
         raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
     return parsed, budgets

@@ -31,6 +31,27 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * UNITS[(unit or "").lower()])
 
 
+def parse_capacities(text: str) -> list[int]:
+    """Return the capacities that ``8,16,32`` or ``8:128:8`` (both ends included) mean.
+
+    Raises:
+        UsageError: not a list of capacities.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?::(\d+)(?::(\d+))?)?\s*", part)
+        if match is None:
+            raise UsageError(
+                f"{part!r} is no cache size: give slots per layer such as 8, 8,16,32 or 8:128:8"
+            )
+        first, last, step = (None if g is None else int(g) for g in match.groups())
+        assert first is not None
+        if step == 0 or (last is not None and last < first):
+            raise UsageError(f"{part!r} holds no cache size: give first:last:step, as in 8:128:8")
+        found += range(first, (first if last is None else last) + 1, step or 1)
+    return found
+
+
 @dataclass(frozen=True)
 class Budget:
     """How much may be resident: ``cache`` slots per MoE layer on average, or ``size_bytes``.

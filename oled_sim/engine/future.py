@@ -10,6 +10,7 @@ the rest. Nothing of this happens before a policy asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,20 +108,22 @@ class Horizon:
         self._nothing = nothing_beyond(layers, experts)
         self._cold = cold
         self._beyond: dict[Group, NDArray[np.int64]] | None = None
+        self._one_at_a_time = Lock()
 
     def beyond(self, group: Group) -> Beyond:
         """Return what says when experts are used after ``group``."""
         return lambda: self._table()[group]
 
     def _table(self) -> dict[Group, NDArray[np.int64]]:
-        if self._beyond is None:
-            self._beyond = {}
-            for episode in self._episodes():
-                later = self._nothing()
-                for group, first in reversed(episode):
-                    self._beyond[group] = later
-                    later = np.minimum(first, later)
-        return self._beyond
+        with self._one_at_a_time:  # several policies may ask at the same time
+            if self._beyond is None:
+                self._beyond = {}
+                for episode in self._episodes():
+                    later = self._nothing()
+                    for group, first in reversed(episode):
+                        self._beyond[group] = later
+                        later = np.minimum(first, later)
+            return self._beyond
 
     def _episodes(self) -> Iterable[list[tuple[Group, NDArray[np.int64]]]]:
         """Return groups between which the cache persists, with the first uses in each."""

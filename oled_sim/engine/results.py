@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -49,23 +50,23 @@ class ParquetFile(NewFile):
             self._writer.close()
 
 
-def write_results(path: Path, results: Sequence[Result], metadata: dict[str, Any]) -> None:
-    """Write one row per policy, budget and counted request.
+def request_table(results: Sequence[Result], trace: str) -> pa.Table:
+    """Return one row per policy, budget and counted request.
 
-    Columns: policy, cache, cache_bytes, scope, batch, confidence, causal, then those of
-    :class:`~oled_sim.engine.metrics.RequestFigures`, then peak_gpu_bytes. ``metadata`` and every
-    policy's parameters stand in the schema's metadata under ``oled_sim.run`` as JSON.
-
-    Raises:
-        UsageError: it cannot be written there.
+    Columns: trace, policy, cache, cache_bytes, link_gb_s, scope, batch, batch_mode, confidence,
+    causal, then those of :class:`~oled_sim.engine.request_figures.RequestFigures`, then
+    peak_gpu_bytes. ``trace``: what to call the trace.
     """
     rows = [
         {
+            "trace": trace,
             "policy": result.spec,
             "cache": result.budget.cache,
             "cache_bytes": result.budget.size_bytes,
+            "link_gb_s": result.link_gb_s,
             "scope": result.rules.scope,
             "batch": result.rules.batch,
+            "batch_mode": result.rules.batch_mode,
             "confidence": result.rules.confidence,
             "causal": result.causal,
             **asdict(figures),
@@ -74,15 +75,34 @@ def write_results(path: Path, results: Sequence[Result], metadata: dict[str, Any
         for result in results
         for figures in result.requests
     ]
-    with ParquetFile(path, metadata | {"policies": _parameters(results)}) as file:
-        table = pa.Table.from_pylist(rows)
-        for name in ("cache", "cache_bytes"):  # a column of nulls alone has no type yet
-            i = table.schema.get_field_index(name)
-            table = table.set_column(i, name, table[name].cast(pa.int64()))
+    table = pa.Table.from_pylist(rows)
+    for name in ("cache", "cache_bytes"):  # a column of nulls alone has no type yet
+        i = table.schema.get_field_index(name)
+        table = table.set_column(i, name, table[name].cast(pa.int64()))
+    return table
+
+
+def write_requests(path: Path, table: pa.Table, metadata: dict[str, Any]) -> None:
+    """Write a table of requests as Parquet, or as CSV if the name ends in ``.csv``.
+
+    Parquet holds ``metadata`` in the schema's metadata, under ``oled_sim.run`` as JSON.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    if path.suffix == ".csv":
+        with NewFile(path) as file:
+            try:
+                pa_csv.write_csv(table, file.temporary)
+            except OSError as error:
+                raise file.refused(error) from error
+        return
+    with ParquetFile(path, metadata) as file:
         file.write(table)
 
 
-def _parameters(results: Sequence[Result]) -> dict[str, Any]:
+def parameters_of(results: Iterable[Result]) -> dict[str, Any]:
+    """Return every policy's parameters by its name."""
     return {result.spec: result.parameters for result in results}
 
 

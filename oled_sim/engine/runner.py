@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +29,16 @@ from oled_sim.policy import Policy
 
 @dataclass(frozen=True)
 class Contender:
-    """One policy with one budget. ``spec``: what to call the policy in results."""
+    """One policy with one budget.
+
+    ``spec``: what to call the policy in results. ``link_gb_s``: bandwidth of the host-to-GPU link,
+    10⁹ bytes per second, if not the profile's.
+    """
 
     spec: str
     policy: Policy
     budget: Budget
+    link_gb_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Result:
     Attributes:
         spec: the policy's name. parameters: all of them, as used.
         budget: as asked for. slots: in all layers together.
+        link_gb_s: bandwidth of the link, 10⁹ bytes per second.
         causal: whether the policy saw only what is known at the time.
         clairvoyant: whether it declares ``future``.
         initial_residents: experts loaded free before the first request.
@@ -53,6 +62,7 @@ class Result:
     parameters: dict[str, Any]
     budget: Budget
     slots: int
+    link_gb_s: float
     rules: Rules
     causal: bool
     clairvoyant: bool
@@ -67,6 +77,7 @@ class Result:
         """Return plain data for JSON, without what is the same for all results of a run."""
         found = asdict(self)
         del found["rules"], found["splits"]
+        found["batch"] = self.rules.batch
         found["cache"] = self.budget.cache
         found["cache_bytes"] = self.budget.size_bytes
         del found["budget"]
@@ -84,7 +95,6 @@ class _Runner:
     contender: Contender
     simulation: Simulation
     ledger: Ledger
-    observe: Observer | None
     figures: list[GroupFigures] = field(default_factory=list)
     in_history: bool = False
     resident_bytes: int = 0
@@ -94,18 +104,20 @@ class _Runner:
     def learns(self) -> bool:
         return self.simulation.policy.learns
 
-    def run(self, group: Group, batch: Batch, beyond: Beyond) -> None:
+    def run(self, group: Group, batch: Batch, beyond: Beyond) -> list[GroupRecord]:
+        """Run a group; return the records that are complete now."""
         simulation = self.simulation
         if self.in_history and group.split != "history":
             simulation.end_history()
         self.in_history = group.split == "history"
         record = simulation.run_group(group, batch, beyond)
         # Something of a stretch becomes known only in the next one.
-        if self.open is not None:
-            self._take(self.open)
+        complete = [r for r in (self.open,) if r is not None]
         self.open = record if group.unfinished else None
-        if self.open is None:
-            self._take(record)
+        complete += [record] if self.open is None else []
+        for known in complete:
+            self._take(known)
+        return complete
 
     def _take(self, record: GroupRecord) -> None:
         simulation = self.simulation
@@ -114,8 +126,6 @@ class _Runner:
             self.figures.append(self.ledger.add(record, simulation.slots))
             most = record.course.counts[:, N_POOL_BYTES].max(initial=0)
             self.resident_bytes = max(self.resident_bytes, int(most))
-        if self.observe is not None:
-            self.observe(self.contender, record)
 
 
 def simulate(
@@ -158,6 +168,7 @@ def simulate_all(
     observe: Observer | None = None,
     keep_log: bool | Callable[[Group], bool] = False,
     progress: Callable[[int, int], None] | None = None,
+    jobs: int = 1,
 ) -> list[Result]:
     """Run several contenders side by side, reading and preparing every request once.
 
@@ -174,6 +185,8 @@ def simulate_all(
         keep_log: record every job of every lane for ``observe``, in all groups or in those it
             is true of.
         progress: called with (runs of a request done, all of them).
+        jobs: contenders that run at the same time, each in a thread. Only compiled code runs side
+            by side: policies that offer a kernel gain most. The results are the same.
 
     Raises:
         As :func:`simulate`.
@@ -182,13 +195,18 @@ def simulate_all(
     splits = split_requests(source.requests, rules)
     for contender in contenders:
         source.require(contender.policy.needs, f"policy {contender.spec!r}")
+    # What a batch costs whatever the policy does not depend on the link.
+    at_link = {
+        link: costs if link is None else costs.with_bandwidth(link)
+        for link in dict.fromkeys(c.link_gb_s for c in contenders)
+    }
     runners = [
         _Runner(
             c,
             Simulation(
                 c.policy,
                 source.geometry,
-                costs,
+                at_link[c.link_gb_s],
                 c.budget,
                 rules,
                 expert_bytes=expert_bytes,
@@ -196,7 +214,6 @@ def simulate_all(
                 keep_log=keep_log,
             ),
             Ledger(source, rules.scope),
-            observe,
         )
         for c in contenders
     ]
@@ -208,16 +225,29 @@ def simulate_all(
 
     layers, experts = len(source.geometry.layers), source.geometry.experts
     horizon = Horizon(fed, layers, experts, cold=rules.cold)
+    report = progress or (lambda done, total: None)
     done = 0
-    for group, batch in fed():
-        for runner in runners:
-            if group.split == "history" and not runner.learns:
-                continue
-            runner.run(group, batch, horizon.beyond(group))
-            done += len(group.ends)
-            if progress is not None:
-                progress(done, total)
+    with _side_by_side(jobs) as each:
+        for group, batch in fed():
+            present = [r for r in runners if group.split != "history" or r.learns]
+            run = partial(_Runner.run, group=group, batch=batch, beyond=horizon.beyond(group))
+            for runner, records in zip(present, each(run, present), strict=True):
+                if observe is not None:
+                    for record in records:
+                        observe(runner.contender, record)
+                done += len(group.ends)
+                report(done, total)
     return [_result(runner, splits) for runner in runners]
+
+
+@contextmanager
+def _side_by_side(jobs: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Yield what applies a function to many things, ``jobs`` at a time; results keep the order."""
+    if jobs == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        yield pool.map
 
 
 def _result(runner: _Runner, splits: Splits) -> Result:
@@ -230,6 +260,7 @@ def _result(runner: _Runner, splits: Splits) -> Result:
         parameters=dict(simulation.policy.describe()),
         budget=contender.budget,
         slots=simulation.slots,
+        link_gb_s=simulation.costs.link_bandwidth_gb_s,
         rules=simulation.rules,
         causal=simulation.rules.causal and not clairvoyant,
         clairvoyant=clairvoyant,

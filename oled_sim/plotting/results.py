@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import PercentFormatter
 
 from oled_sim.plotting.style import page_figure, styled
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+QUANTITIES = {
+    "tpot_us": "time per output token (ms)",
+    "utilization": "cache utilization",
+    "hit_rate": "hit rate",
+}
+"""What can be drawn against the cache size, and what the axis says."""
 
 
 def draw_capacity(results: pd.DataFrame, title: str = "") -> Figure:
@@ -27,19 +36,47 @@ def draw_capacity(results: pd.DataFrame, title: str = "") -> Figure:
     """
     with styled():
         figure = page_figure(2.8)
-        left, right = figure.subplots(1, 2)
-        for policy, rows in results.groupby("policy", sort=False):
-            by_cache = rows.groupby("cache")
-            tpot_ms = by_cache["tpot_us"].mean() / 1000
-            left.plot(tpot_ms.index, tpot_ms, label=str(policy))
-            utilization = by_cache["utilization"].mean()
-            right.plot(utilization.index, utilization, label=str(policy))
-        _finish(left, "time per output token (ms)")
-        _finish(right, "cache utilization")
-        right.yaxis.set_major_formatter(PercentFormatter(1.0))
-        left.legend()
+        _draw_row(figure, results, ("tpot_us", "utilization"))
         figure.suptitle(title)
     return figure
+
+
+def draw_sweep(results: pd.DataFrame) -> Figure:
+    """Draw a sweep: a row of panels per trace, batch size and link, one line per policy.
+
+    Args:
+        results: as :func:`draw_capacity`, with ``trace``, ``batch``, ``link_gb_s``, ``hits`` and
+            ``activations`` too.
+    """
+    runs = list(results.groupby(["trace", "batch", "link_gb_s"], sort=False))
+    with styled():
+        figure = page_figure(2.8 * len(runs))
+        parts = figure.subfigures(len(runs), 1, squeeze=False)[:, 0]
+        for part, ((trace, batch, link), rows) in zip(parts, runs, strict=True):
+            _draw_row(part, rows, tuple(QUANTITIES))
+            part.suptitle(f"{trace}, batch {batch}, link {link:.3g} GB/s")
+    return figure
+
+
+def _draw_row(figure: Figure | SubFigure, results: pd.DataFrame, quantities: Sequence[str]) -> None:
+    panels = dict(zip(quantities, figure.subplots(1, len(quantities)), strict=True))
+    for policy, rows in results.groupby("policy", sort=False):
+        by_cache = rows.groupby("cache")
+        for quantity, axes in panels.items():
+            values = _over_requests(by_cache, quantity)
+            axes.plot(values.index, values, label=str(policy))
+    for quantity, axes in panels.items():
+        _finish(axes, QUANTITIES[quantity])
+        if quantity != "tpot_us":
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    panels[quantities[0]].legend()
+
+
+def _over_requests(by_cache: Any, quantity: str) -> Any:
+    """Return a figure of the run per cache size, from the rows of its requests."""
+    if quantity == "hit_rate":
+        return by_cache["hits"].sum() / by_cache["activations"].sum()
+    return by_cache[quantity].mean() / (1000 if quantity == "tpot_us" else 1)
 
 
 def _finish(axes: Axes, quantity: str) -> None:

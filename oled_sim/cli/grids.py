@@ -1,0 +1,135 @@
+"""What ``sweep`` and ``compare`` have in common: grids over traces, and their results as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from oled_sim.cli.simulating import costs_for, describe, expert_bytes_of, progress, source_for
+from oled_sim.cli.traces import open_traces
+from oled_sim.engine.budget import Budget, parse_capacities
+from oled_sim.engine.output import refuse_existing
+from oled_sim.engine.results import parameters_of, request_table, write_requests
+from oled_sim.engine.rules import Rules
+from oled_sim.engine.runner import Result
+from oled_sim.errors import UsageError
+from oled_sim.policy import Policy
+from oled_sim.sweep import Grid, sweep
+
+
+class GridRun(NamedTuple):
+    """The results of one trace. ``header``: what they must say."""
+
+    trace: str
+    header: dict[str, Any]
+    results: list[Result]
+
+
+def grid_of(
+    policies: dict[str, Policy], caches: Sequence[str], links: str | None, batches: str
+) -> Grid:
+    """Return the grid that the options of a command line mean.
+
+    Raises:
+        UsageError: one of them means nothing.
+    """
+    capacities = dict.fromkeys(chain.from_iterable(map(parse_capacities, caches)))
+    if not capacities and any(p.residency == "budget" for p in policies.values()):
+        raise UsageError("no cache size to run: give --cache, such as --cache 8:128:8")
+    return Grid(
+        policies,
+        [Budget(cache=c) for c in capacities],
+        _numbers(links, float, "--h2d-gbs 12,25,50") if links is not None else [None],
+        _numbers(batches, int, "--batch 1,2,4"),
+    )
+
+
+def _numbers(text: str, kind: Callable[[str], Any], example: str) -> list[Any]:
+    try:
+        return list(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of numbers: give for example {example}") from None
+
+
+def check_files(*paths: Path | None, figure: Path | None, force: bool) -> None:
+    """Find out before the simulation whether its results can be written.
+
+    Raises:
+        UsageError: a file exists, or two are one, or a figure has no format that can be drawn.
+    """
+    given = [path for path in (*paths, figure) if path is not None]
+    for path in given:
+        refuse_existing(path, force=force)
+    if len({path.resolve() for path in given}) < len(given):
+        raise UsageError(f"{given[0]} is to hold two things: give each a file of its own")
+    if figure is not None and figure.suffix not in (".png", ".svg"):
+        raise UsageError(f"figures are saved as .png or .svg, not as {figure.name}")
+
+
+def run_grids(
+    traces: Sequence[str],
+    grid: Grid,
+    rules: Rules,
+    *,
+    model: tuple[str | None, str | None, bool],
+    jobs: int | None,
+) -> list[GridRun]:
+    """Run a grid over every trace.
+
+    Args:
+        traces: names or folders.
+        grid: what to run.
+        rules: but for the batch.
+        model: geometry, profile, and whether to extrapolate.
+        jobs: combinations at the same time, None as many as cores.
+    """
+    opened = open_traces(traces)
+    prepared = [(name, trace, costs_for(trace, *model)) for name, trace in opened.items()]
+    runs, every = [], len(prepared)
+    with progress() as report:
+        for i, (name, trace, costs) in enumerate(prepared):
+            header = describe(trace, costs, rules)
+            header["rules"]["batch"] = list(grid.batches)
+            results = sweep(
+                source_for(trace, grid.contenders(trace.geometry.experts)),
+                grid,
+                costs,
+                rules,
+                expert_bytes=expert_bytes_of(trace, costs),
+                jobs=jobs or len(os.sched_getaffinity(0)),
+                progress=lambda done, total, i=i: report(i * total + done, every * total),
+            )
+            runs.append(GridRun(name, header, results))
+    return runs
+
+
+def requests_of(runs: Sequence[GridRun]) -> pa.Table:
+    """Return one row per trace, combination and counted request."""
+    return pa.concat_tables([request_table(run.results, run.trace) for run in runs])
+
+
+def write_out(path: Path, runs: Sequence[GridRun]) -> None:
+    """Write :func:`requests_of` as Parquet or CSV.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    policies = parameters_of(chain.from_iterable(run.results for run in runs))
+    metadata = {"runs": {run.trace: run.header for run in runs}, "policies": policies}
+    write_requests(path, requests_of(runs), metadata)
+
+
+def json_of(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
+    """Return header and results of every trace as plain data."""
+    return [run.header | {"results": [r.to_dict() for r in run.results]} for run in runs]
+
+
+def encode(document: Any) -> str:
+    """Return a JSON document; NaN (0/0) becomes null."""
+    return msgspec.json.encode(document).decode()
