@@ -8,8 +8,8 @@ with its own best fixed split shows what fixed shares are worth without knowing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from oled_sim import plugins
 from oled_sim.bounds.curves import Order, best_static_split, hits_by_slots
+from oled_sim.bounds.request_cost import least_work_us
 from oled_sim.contenders import contenders
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.batch import Batch
@@ -25,10 +26,14 @@ from oled_sim.engine.feeding import feed
 from oled_sim.engine.metrics import ratio
 from oled_sim.engine.rules import Group, Rules, split_requests
 from oled_sim.engine.runner import Contender, Result, simulate_all
+from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.source import Source
+from oled_sim.engine.state import PASS_TIMES
 from oled_sim.errors import UsageError
+from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import Policy
 from oled_sim.policy_spec import load_policy, parse_policies
+from oled_sim.trace.schema import RequestTrace
 
 BEST_SPLIT, ONE_POOL = ", best split", ", one pool"
 LRU = "LRU, best split"
@@ -38,12 +43,20 @@ class Row(NamedTuple):
     """A bound or a policy, run with one budget.
 
     ``kind``: ``residency``, ``hits``, ``split`` (a fixed split chosen with hindsight) or
-    ``policy``.
+    ``policy``. ``copies_us``, ``cpu_us``: time in which the copy engine and the CPU lane worked, in
+    all passes of counted requests.
     """
 
     name: str
     kind: str
     result: Result
+    copies_us: float = 0.0
+    cpu_us: float = 0.0
+
+    @property
+    def work_us(self) -> float:
+        """Work of both lanes."""
+        return self.copies_us + self.cpu_us
 
 
 class Gap(NamedTuple):
@@ -54,11 +67,56 @@ class Gap(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Bounds and policies with one budget."""
+    """Bounds and policies with one budget.
+
+    ``least_work_us``: for a request alone, the least work of copies and CPU experts, given equal
+    fixed shares; else None.
+    """
 
     budget: Budget
     bounds: tuple[Row, ...]
     policies: tuple[Row, ...]
+    least_work_us: float | None = None
+
+
+@dataclass(frozen=True)
+class OneRequest:
+    """One request of a trace as a source."""
+
+    source: Source
+    request: int
+
+    @property
+    def geometry(self) -> RoutingGeometry:
+        """What the trace routes over."""
+        return self.source.geometry
+
+    @property
+    def requests(self) -> Sequence[int]:
+        """The one request."""
+        if self.request not in self.source.requests:
+            known = self.source.requests
+            raise UsageError(
+                f"the trace has no request {self.request}: it has {min(known)} to {max(known)}"
+            )
+        return [self.request]
+
+    @property
+    def signals(self) -> Collection[str]:
+        """Signals that the trace holds."""
+        return self.source.signals
+
+    def read(self, request: int) -> RequestTrace:
+        """Read one request."""
+        return self.source.read(request)
+
+    def output_tokens(self, request: int) -> int:
+        """Return the number of output tokens."""
+        return self.source.output_tokens(request)
+
+    def require(self, signals: Iterable[str], who: str) -> None:
+        """Refuse, with a sentence, when a signal is missing."""
+        self.source.require(signals, who)
 
 
 def gap(policy: Row, bound: Row) -> Gap:
@@ -131,7 +189,8 @@ class Bounds:
             bounds, begin = rows[begin : begin + len(plan)], begin + len(plan)
             own = [row for row, c in zip(theirs, asked, strict=True)
                    if c.budget == budget or c.policy.residency != "budget"]  # fmt: skip
-            found.append(Comparison(budget, tuple(bounds), tuple(own)))
+            least = self.least_work_us(budget) if isinstance(self.source, OneRequest) else None
+            found.append(Comparison(budget, tuple(bounds), tuple(own), least))
         return found
 
     def _plan(
@@ -166,6 +225,22 @@ class Bounds:
             found.append(Budget(slots=tuple(slots.tolist())))
         return found
 
+    def least_work_us(self, budget: Budget) -> float:
+        """Return the least work that the misses of one request alone cause, in µs.
+
+        Copies and CPU experts together, for equal fixed shares, from an empty cache; what fits
+        entirely misses nothing. See :mod:`oled_sim.bounds.cost_flow`.
+        """
+        experts = self.source.geometry.experts
+        if budget.total_bytes(self.expert_bytes) >= experts * int(self.expert_bytes.sum()):
+            return 0.0
+        (group, batch), *more = self._fed()
+        if more or len(group.requests) > 1:
+            raise UsageError("the least work of misses is worked out for one request alone")
+        copy_us = np.array([self.costs.h2d_us(float(size)) for size in self.expert_bytes])
+        slots = budget.shares(self.expert_bytes, experts)
+        return float(least_work_us(batch, self.costs, copy_us, slots).sum())
+
     def _fed(self) -> Iterator[tuple[Group, Batch]]:
         splits = split_requests(self.source.requests, self.rules)
         return feed(self.source, splits, self.rules, self.costs, learns=False)
@@ -175,6 +250,7 @@ class Bounds:
     ) -> list[Row]:
         """Run everything, one pass over the trace per scope, and keep the order."""
         rows: dict[int, Row] = {}
+        work = _Work({id(p.contender): i for i, p in enumerate(planned)})
         for scope in ("layer", "global"):
             some = [i for i, p in enumerate(planned) if p.scope == scope]
             results = simulate_all(
@@ -183,11 +259,27 @@ class Bounds:
                 self.costs,
                 replace(self.rules, scope=scope),
                 expert_bytes=self.expert_bytes,
+                observe=work.note,
                 progress=progress,
             )
             for i, result in zip(some, results, strict=True):
-                rows[i] = Row(planned[i].name, planned[i].kind, result)
+                rows[i] = Row(planned[i].name, planned[i].kind, result, *work.of[i])
         return [rows[i] for i in range(len(planned))]
+
+
+class _Work:
+    """Adds up how long the copy engine and the CPU lane work, by number of the contender."""
+
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        self._numbers = numbers
+        self.of = dict.fromkeys(numbers.values(), (0.0, 0.0))
+
+    def note(self, contender: Contender, record: GroupRecord) -> None:
+        if record.group.split == "counted":
+            i, times = self._numbers[id(contender)], record.course.pass_times
+            copies, cpu = (float(times[:, PASS_TIMES.index(f"{lane}_busy_us")].sum())
+                           for lane in ("h2d", "cpu"))  # fmt: skip
+            self.of[i] = self.of[i][0] + copies, self.of[i][1] + cpu
 
 
 class _Planned(NamedTuple):

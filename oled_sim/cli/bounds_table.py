@@ -12,6 +12,7 @@ from rich.text import Text
 from oled_sim.bounds.report import LRU, Comparison, Row, gap
 from oled_sim.cli.run_table import WIDTH_WITHOUT_TERMINAL, _ms, _number, _percent, facts
 from oled_sim.engine.budget import Budget
+from oled_sim.engine.metrics import ratio
 
 PROMISES = {
     "residency": "residents chosen anew, free, before every layer: most hits and least time",
@@ -39,6 +40,8 @@ def print_bounds(header: dict[str, Any], comparisons: Sequence[Comparison]) -> N
         console.print(_figures(comparison))
         if comparison.policies:
             console.print(_gaps(comparison))
+        if comparison.least_work_us is not None:
+            _print_work(console, comparison, comparison.least_work_us)
     console.print(Text(LEGEND), style="dim", highlight=False)
 
 
@@ -89,3 +92,21 @@ def _gaps(comparison: Comparison) -> Table:
         table.add_row(Text(bound.name), *map(Text, cells))
     table.add_row()
     return table
+
+
+def _print_work(console: Console, comparison: Comparison, least_us: float) -> None:
+    """Print what copies and CPU experts of the request add up to, beside the least possible."""
+    table = Table(pad_edge=False, box=None, header_style="bold")
+    table.add_column("work for misses, ms")
+    for name in ("copies", "CPU", "sum", "× least"):
+        table.add_column(name, justify="right")
+    rows = [r for r in comparison.bounds if r.kind == "hits" and r.result.rules.scope == "layer"]
+    table.add_row("least possible", "", "", _ms(least_us), "")
+    for row in (*rows, *comparison.policies):
+        times = (row.copies_us, row.cpu_us, row.work_us)
+        table.add_row(Text(row.name), *map(_ms, times), _number(ratio(row.work_us, least_us), 2))
+    console.print(table)
+    console.print(
+        Text("Least possible: with one pool per layer and equal shares, from an empty cache."),
+        style="dim",
+    )

@@ -112,6 +112,17 @@ def test_references_stand_beside_every_budget(trace):
         assert [row["name"] for row in comparison["policies"]] == ["lru", "full"]
 
 
+def test_one_request_alone(trace):
+    (comparison,) = as_json(trace, "--cache", 3, "--request", 2, "--policy", "lru")["comparisons"]
+    (lru,) = comparison["policies"]
+    assert [r["request"] for r in lru["requests"]] == [2]
+    assert 0 < comparison["least_work_us"] <= lru["copies_us"] + lru["cpu_us"]
+    code, out, _ = bounds(trace, "--cache", 3, "--request", 2, "--policy", "lru")
+    assert code == 0 and "0 history + 0 warm-up + 1 counted" in out
+    work = out[out.index("work for misses") :].splitlines()
+    assert [line.split("  ")[0] for line in work[1:4]] == ["least possible", "belady", "lru"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -119,6 +130,8 @@ def test_references_stand_beside_every_budget(trace):
         (["--cache", "-1"], "a cache of -1 is impossible"),
         (["--cache", "4", "--policy", "lruu"], "did you mean 'lru'?"),
         (["--cache", "4", "--warmup", "9"], "leaves none to count"),
+        (["--cache", "4", "--request", "2", "--history", "1"], "leave out --warmup, --history"),
+        (["--cache", "4", "--request", "9"], "the trace has no request 9: it has 0 to 3"),
     ],
 )
 def test_a_mistake_is_one_sentence(trace, arguments, words):
