@@ -32,34 +32,26 @@ def token_rows(event: Event, experts: int) -> NDArray[np.float64]:
 
 
 class TokenMaps:
-    """Maps of the tokens of one pass; tokens are those of its first event."""
+    """Maps of the tokens of one pass; the tokens are those of its first event.
+
+    Attributes:
+        trajectories: one per token, in the order of the routing rows.
+    """
 
     def __init__(self, layers: int, experts: int) -> None:
         self._shape = layers, experts
-        self._who: NDArray[np.int64] | None = None
-        self._maps = np.zeros((0, layers, experts))
+        self._token: dict[tuple[int, int], int] = {}
+        self.trajectories: list[Trajectory] = []
 
-    def add(self, event: Event) -> NDArray[np.float64]:
-        """Add an event; return the row of its last token, float64 [E]."""
-        rows = token_rows(event, self._shape[1])
-        who = event.owner.astype(np.int64) << 32 | event.position
-        if self._who is None:
-            self._who = who
-            self._maps = np.zeros((len(who), *self._shape))
-        # In ragged traces later events may lack tokens, or have others.
-        _, mine, here = np.intersect1d(self._who, who, assume_unique=True, return_indices=True)
-        self._maps[mine, event.layer] = rows[here]
-        return rows[-1]
-
-    def trajectories(self) -> list[Trajectory]:
-        """Return the maps as trajectories of all layers."""
-        found = []
-        for each in self._maps:
-            trajectory = Trajectory(*self._shape)
-            trajectory.map[:] = each
-            trajectory.observed = len(each)
-            found.append(trajectory)
-        return found
+    def add(self, event: Event) -> None:
+        """Add the rows of an event; in ragged traces it may lack tokens, or have others."""
+        who = list(zip(event.owner.tolist(), event.position.tolist(), strict=True))
+        if not self._token:
+            self._token = {token: i for i, token in enumerate(who)}
+            self.trajectories = [Trajectory(*self._shape) for _ in who]
+        for token, row in zip(who, token_rows(event, self._shape[1]), strict=True):
+            if token in self._token:
+                self.trajectories[self._token[token]].observe(event.layer, row)
 
 
 def _normal(rows: NDArray[np.float64]) -> NDArray[np.float64]:

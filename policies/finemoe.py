@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -45,16 +46,17 @@ class FineMoE(Policy):
 
     - *The map of an iteration* (``aggregate``). The code has one per token, and as each token's
       list replaces the one before, the last token's stands. ``block`` takes the mean over the
-      tokens; ``token`` keeps the code's: a map of each is stored, the last one is searched for.
-      All tokens share the block's mean embedding, the only one that traces hold. Requests of a
-      batch are one block.
+      tokens. ``token`` keeps the code's: a map of each is stored, the last one is searched for.
+      ``union`` searches for all: an expert is selected if it is for any token, with its highest
+      probability, as a later revision (80717e9) unites the requests of a batch. All tokens share
+      the block's mean embedding, the only one that traces hold. Requests of a batch are one block.
     - *Probabilities*. LLaDA2's gate is a sigmoid: rows are normalised to sum 1. Without the signal
-      ``full_gate``, and for ``token``, rows are made of the top-k gates, the others being 0;
+      ``full_gate``, and for tokens, rows are made of the top-k gates, the others being 0;
       without ``gates`` of token counts. Without ``embedding`` nothing predicts the first layers.
       Results say what was missing.
     - *d* is 6 of 24 layers in the code: a quarter of the depth here (``distance``).
     - *Selection* (``select``). The code keeps the experts whose sum does not pass 1 − s
-      (``released``), the paper the first that reach it (``paper``).
+      (``released``), the paper (and the later revision) the first that reach it (``paper``).
     - *Queue*. All experts of the predicted layers, by probability · (1 − (x − start) / (end + 1))
       if selected, + 1e-6 for all. The code leaves the order of equal priorities open: nearer
       layers, then higher probabilities.
@@ -75,7 +77,7 @@ class FineMoE(Policy):
     learns: ClassVar[bool] = True
     replaces_queue: ClassVar[bool] = True
 
-    aggregate: Literal["block", "token"] = param("block", "what has a map of its own")
+    aggregate: Literal["block", "token", "union"] = param("block", "what has a map of its own")
     distance: int = param(0, "d, layers between a gate and what it predicts; 0: a quarter of all")
     select: Literal["released", "paper"] = param("released", "how the sum of probabilities ends")
     least: int = param(0, "fewest selected experts of a layer; 0: the model's top-k")
@@ -131,7 +133,7 @@ class FineMoE(Policy):
         if info.embedding is None:
             self._lacks.add("embedding")
         found = self._maps.nearest_embedding(info.embedding)
-        return self._list(found, 0, min(self._d, self._shape[0]))
+        return self._list([found], 0, min(self._d, self._shape[0]))
 
     def end_request(self, summary: RequestSummary) -> None:
         """Store the last pass; what history teaches survives."""
@@ -160,7 +162,11 @@ class FineMoE(Policy):
         start = event.layer + 1 + self._d
         if start >= self._shape[0]:
             return ()
-        return self._list(self._maps.nearest_trajectory(self._trajectory), start, self._shape[0])
+        searched = [self._trajectory]
+        if self.aggregate != "block":
+            searched = self._tokens.trajectories[0 if self.aggregate == "union" else -1 :]
+        found = [self._maps.nearest_trajectory(trajectory) for trajectory in searched]
+        return self._list(found, start, self._shape[0])
 
     def notes(self) -> list[str]:
         """Say what the trace lacked."""
@@ -184,7 +190,7 @@ class FineMoE(Policy):
         """Store what the pass has shown."""
         if self.store == "offline" and not self._history:
             return
-        maps = [self._trajectory] if self.aggregate == "block" else self._tokens.trajectories()
+        maps = [self._trajectory] if self.aggregate == "block" else self._tokens.trajectories
         for trajectory in maps:
             self._maps.insert(trajectory, self._embedding)
 
@@ -196,7 +202,7 @@ class FineMoE(Policy):
         if self.aggregate == "block":
             self._trajectory.observe(event.layer, block_row(event, self.experts))
         else:
-            self._trajectory.observe(event.layer, self._tokens.add(event))
+            self._tokens.add(event)
 
     def _count(self, event: Event, resident: NDArray[np.bool_]) -> None:
         """Forget who left since the last event, and count the visits of this one.
@@ -211,12 +217,21 @@ class FineMoE(Policy):
         self._executing[event.layer, event.experts] = True
         self._visits[event.layer, event.experts] += 1.0
 
-    def _list(self, found: Found | None, start: int, end: int) -> NDArray[np.float64]:
-        """Make the list that a stored map gives for the layers from ``start`` to before ``end``."""
-        if found is None:
+    def _list(self, found: Sequence[Found | None], start: int, end: int) -> NDArray[np.float64]:
+        """Make the list that stored maps give for the layers from ``start`` to before ``end``."""
+        # Of equal rows the least similar one selects all that the others do.
+        scores: dict[int, float] = {}
+        for each in found:
+            if each is not None:
+                scores[each.row] = min(each.score, scores.get(each.row, np.inf))
+        if not scores:
             return np.zeros((0, 3))
-        band = self._maps.map(found.row)[start:end]
-        selected = selection(band, found.score, self._least, self.select)
+        bands = [self._maps.map(row)[start:end] for row in scores]
+        chosen = [
+            selection(band, score, self._least, self.select)
+            for band, score in zip(bands, scores.values(), strict=True)
+        ]
+        band, selected = np.max(bands, axis=0), np.any(chosen, axis=0)
         decay = 1.0 - np.arange(end - start)[:, None] / (end + 1)
         priority, tie = np.full(self._shape, UNLISTED), np.zeros(self._shape)
         priority[start:end] = np.where(selected, band * decay, 0.0) + UNSELECTED

@@ -179,7 +179,8 @@ class MoEInfinity(Policy):
 
     def begin_iteration(self, info: PassInfo) -> Prefetches:
         """After the prefill fill the pools for the request, if that is when they are filled."""
-        new = [request for request in self._running if request not in self._populated]
+        seen = [request for request, running in self._running.items() if running.counts.any()]
+        new = [request for request in seen if request not in self._populated]
         if self.predict != "prompt" or info.kind == Kind.PREFILL or not new:
             return ()
         self._populated.update(new)

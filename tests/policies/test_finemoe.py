@@ -222,6 +222,31 @@ class TestLists:
         tokens = policy._maps
         assert [np.flatnonzero(tokens.map(r)[2]).tolist() for r in range(4)] == [[3], [3], [3], [4]]
 
+    def test_union_of_the_tokens(self):
+        # Three slots. In pass 1 three tokens are most like the stored maps of (0, 2, 3, 5) and the
+        # last like (1, 2, 4, 6): 3 and 4 of layer 2, 5 and 6 of layer 3 are selected with a
+        # probability of 1 each; expert 0, of probability 0, follows.
+        _, policy = self.run(cache=3, aggregate="union")
+        protected = policy._candidates.protected
+        assert [np.flatnonzero(row).tolist() for row in protected] == [[], [], [], [0, 5, 6]]
+        assert policy.lists[4] == [[2, 0, TINY], [3, 0, TINY]]  # the selected are resident
+
+    def test_union_takes_the_highest_probability_of_each(self):
+        policy = Run(FineMoE(aggregate="union"), FOUR, request_by_hand(FOUR, [PASS]), 2)
+        policy = policy.simulation.policy
+        policy._maps = ExpertMapStore(4, 8, 9, 0.25)
+        for share in (0.75, 0.25):
+            rows = Trajectory(4, 8)
+            for layer in range(4):
+                rows.map[layer, [layer, 7]] = share, 1 - share
+            policy._maps.insert(rows, None)
+        found = [Found(1.0, 0), None, Found(0.5, 1), Found(1.0, 1)]
+        # Layer 2: experts 2 (0.75 and 0.25) and 7 (0.25 and 0.75), selected by one map each at
+        # least (top-1), both with 0.75 and decay 1 (start 2, end 4): the lower id first.
+        wanted = policy._list(found, 2, 4)
+        assert wanted[:2].tolist() == [[2, 2, 0.75 + TINY], [2, 7, 0.75 + TINY]]
+        assert wanted[2:, 2].tolist() == [0.75 * (1 - 1 / 5) + TINY] * 2
+
     def test_sigmoid_gates_are_normalised(self):
         trace = request_by_hand(ONE, [[[[0]]]])
         gate = np.zeros((1, 8), np.float16)

@@ -31,6 +31,7 @@ CAUSAL = (
     "least-stale:order=lru",
     "finemoe",
     "finemoe:aggregate=token,capacity=5,select=paper",
+    "finemoe:aggregate=union,capacity=30",
     "finemoe:protect=list,evict=truncated,store=offline",
     "finemoe:distance=1,least=3,most=4,capacity=1",
     "moe-infinity",
