@@ -101,9 +101,16 @@ def write_requests(path: Path, table: pa.Table, metadata: dict[str, Any]) -> Non
         file.write(table)
 
 
-def parameters_of(results: Iterable[Result]) -> dict[str, Any]:
-    """Return every policy's parameters by its name."""
-    return {result.spec: result.parameters for result in results}
+def about_policies(results: Iterable[Result]) -> dict[str, Any]:
+    """Return metadata: every policy's parameters by its name, and what each has to say."""
+    policies: dict[str, Any] = {}
+    notes: dict[str, list[str]] = {}
+    for result in results:
+        policies[result.spec] = result.parameters
+        for note in result.notes:
+            said = notes.setdefault(result.spec, [])
+            said += [note] if note not in said else []
+    return {"policies": policies, "notes": notes}
 
 
 class EventFile(ParquetFile):

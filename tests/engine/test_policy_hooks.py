@@ -5,6 +5,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from oled_sim.cli.main import main
@@ -201,7 +202,10 @@ def test_wanted_signals_are_read_where_the_trace_holds_them(tmp_path, signals, m
                "--trace", str(tmp_path / "trace")]  # fmt: skip
     results = json.loads(printed(*command, "--json"))["results"]
     assert results[0]["notes"] == [f"met {met}."]
-    assert f"wanting.py: met {met}." in " ".join(printed(*command).split())
+    table = tmp_path / "results.parquet"
+    assert f"wanting.py: met {met}." in " ".join(printed(*command, "--out", str(table)).split())
+    metadata = json.loads(pq.read_schema(table).metadata[b"oled_sim.run"])
+    assert list(metadata["notes"].values()) == [[f"met {met}."]]
 
 
 def printed(*command):
