@@ -371,6 +371,16 @@ class Policy:
         """Passes between calls of :meth:`allocate`; 0 never."""
         return 0
 
+    @property
+    def stack(self) -> bool:
+        """Whether a larger cache always holds what a smaller one holds, with these parameters.
+
+        So it is if it transfers every miss, scores every expert with a finite number that depends
+        neither on who is resident nor on capacities, and places, prefetches and allocates nothing.
+        ``oled-sim curve`` then finds its hits with every cache size in one pass.
+        """
+        return False
+
     def prefetch(self, event: Event) -> Prefetches:
         """After a gate: what to copy for later layers. An entry queued again takes a new turn."""
         return ()

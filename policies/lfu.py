@@ -59,6 +59,11 @@ class LFU(Policy):
             self._counts[layer, event.experts] += 1 if self.count == "event" else event.tokens
         return self._counts[layer]
 
+    @property
+    def stack(self) -> bool:
+        """Whether all misses are transferred."""
+        return self.dispatch_by == "transfer"
+
     def compiled(self) -> Compiled:
         """Offer the same as a kernel."""
         how = split_data(self._setting, self.dispatch_by)

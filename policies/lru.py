@@ -39,6 +39,11 @@ class LRU(Policy):
             return split_by_load(event, self._setting)
         return super().dispatch(event)
 
+    @property
+    def stack(self) -> bool:
+        """Whether all misses are transferred."""
+        return self.dispatch_by == "transfer"
+
     def compiled(self) -> Compiled:
         """Offer the same as a kernel."""
         return Compiled(decide_lru, split_data(self._setting, self.dispatch_by))

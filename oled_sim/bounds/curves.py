@@ -21,7 +21,7 @@ from oled_sim.engine.jit import kernel
 from oled_sim.engine.rules import Group
 from oled_sim.engine.sharing import least_cost_shares
 
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 
 Order = Literal["soonest", "latest"]
 """Who stays: what is used soonest, or what was used last."""
@@ -96,7 +96,7 @@ def _replay(offset, event_layer, experts, following, soonest, first_event, stack
     """
     most = stack.shape[1]
     active = np.zeros(most, np.bool_)
-    pool = np.empty(most, np.int64)
+    pool, equal = np.empty(most, np.int64), np.zeros(most, np.int64)
     for v in range(len(event_layer)):
         layer = event_layer[v]
         count = offset[v + 1] - offset[v]
@@ -108,14 +108,19 @@ def _replay(offset, event_layer, experts, following, soonest, first_event, stack
             key[layer, expert] = following[offset[v] + i] if soonest else stamp
         for c in range(depth[layer]):
             hits[layer, c + 1] += int(active[stack[layer, c]])
-        depth[layer] = _update(stack[layer], depth[layer], key[layer], active, pool, count)
+        depth[layer] = update_list(
+            stack[layer], depth[layer], key[layer], equal, active, pool, count
+        )
         for i in range(offset[v], offset[v + 1]):
             active[experts[i]] = False
 
 
 @kernel
-def _update(stack, depth, key, active, pool, waiting):
+def update_list(stack, depth, key, used, active, pool, waiting):
     """Put activated experts into the list; return its new length.
+
+    The least ``key`` stays first, then the largest ``used``, then the lowest id. The activated
+    experts are ``active``, and the first ``waiting`` of ``pool``.
 
     A cache of c slots keeps the c best of its residents and the activated. Compared with one slot
     less it has one more candidate, ``stack[c]``, and keeps one more: the best that is left.
@@ -130,7 +135,8 @@ def _update(stack, depth, key, active, pool, waiting):
         best = 0
         for i in range(1, waiting):
             a, b = pool[i], pool[best]
-            if key[a] < key[b] or (key[a] == key[b] and a < b):
+            tie = key[a] == key[b]
+            if key[a] < key[b] or (tie and (used[a], -a) > (used[b], -b)):
                 best = i
         stack[c] = pool[best]
         waiting -= 1

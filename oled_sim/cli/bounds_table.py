@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oled_sim.bounds.report import LRU, Comparison, Row, gap
-from oled_sim.cli.run_table import WIDTH_WITHOUT_TERMINAL, _ms, _number, _percent, facts
+from oled_sim.cli.run_table import WIDTH_WITHOUT_TERMINAL, _ms, _number, facts, percent
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.metrics import ratio
 
@@ -71,9 +71,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         what = "best fixed shares for LRU, chosen with hindsight; no bound for others"
     return (
         row.name,
-        _percent(summary.hit_rate, 2),
-        _percent(summary.hit_rate_with_prefill, 2),
-        _percent(summary.utilization, 1),
+        percent(summary.hit_rate, 2),
+        percent(summary.hit_rate_with_prefill, 2),
+        percent(summary.utilization, 1),
         _ms(summary.tpot_us),
         _number(summary.demand_per_pass, 1),
         _number(summary.cpu_per_pass, 1),

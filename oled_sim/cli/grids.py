@@ -97,7 +97,7 @@ def run_grids(
             header = describe(trace, costs, rules)
             header["rules"]["batch"] = list(grid.batches)
             results = sweep(
-                source_for(trace, grid.contenders(trace.geometry.experts)),
+                source_for(trace, grid.policies.values()),
                 grid,
                 costs,
                 rules,

@@ -66,6 +66,15 @@ grid_options = options(
 )
 """What a grid is made of, and on how many cores it runs."""
 
+batch_option = click.option(
+    "--batch",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="B",
+    help="Requests that run together.",
+)
+
 cost_options = options(
     click.option(
         "--profile",

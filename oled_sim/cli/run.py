@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from oled_sim.cli.options import DEFAULT_TRACE, cost_options, policy_option, rule_options
+from oled_sim.cli.options import (
+    DEFAULT_TRACE,
+    batch_option,
+    cost_options,
+    policy_option,
+    rule_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,14 +76,7 @@ class Files(NamedTuple):
     help="Bytes of resident experts in all, such as 4000MiB; repeatable.",
 )
 @cost_options
-@click.option(
-    "--batch",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="B",
-    help="Requests that run together.",
-)
+@batch_option
 @rule_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
@@ -179,7 +178,7 @@ def _simulate(
     with ExitStack() as stack, progress() as on_progress:
         observers = [stack.enter_context(f).add for f in (events, timeline) if f is not None]
         return simulate_all(
-            source_for(trace, contenders),
+            source_for(trace, [c.policy for c in contenders]),
             contenders,
             costs,
             rules,

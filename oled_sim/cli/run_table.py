@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -39,9 +39,13 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
 
 
-def print_facts(console: Console, header: dict[str, Any]) -> None:
-    """Print what results must say, a line each."""
+def print_facts(
+    console: Console, header: dict[str, Any], names: Collection[str] | None = None
+) -> None:
+    """Print what results must say, a line each; only those of certain ``names`` if given."""
     for name, value in facts(header).items():
+        if names is not None and name not in names:
+            continue
         console.print(Text(f"{name:<9}{value}"), soft_wrap=True, highlight=False)
 
 
@@ -111,9 +115,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
         "TTFT": lambda r: _ms(r.summary.ttft_us),
         "p50": lambda r: _ms(r.summary.pass_p50_us),
         "p99": lambda r: _ms(r.summary.pass_p99_us),
-        "util": lambda r: _percent(r.summary.utilization),
-        "hit": lambda r: _percent(r.summary.hit_rate, 2),
-        "hit all": lambda r: _percent(r.summary.hit_rate_with_prefill, 2),
+        "util": lambda r: percent(r.summary.utilization),
+        "hit": lambda r: percent(r.summary.hit_rate, 2),
+        "hit all": lambda r: percent(r.summary.hit_rate_with_prefill, 2),
         "H2D": lambda r: _number(r.summary.demand_per_pass, 1),
         "CPU": lambda r: _number(r.summary.cpu_per_pass, 1),
         "busy": lambda r: _lanes(r, "busy"),
@@ -176,7 +180,8 @@ def _ms(time_us: float) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 
 
-def _percent(share: float, digits: int = 1) -> str:
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share as text; 0/0 is n/a."""
     return "n/a" if share != share else f"{100 * share:.{digits}f}%"
 
 

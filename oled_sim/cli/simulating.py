@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ from oled_sim.engine.budget import Budget, parse_bytes
 from oled_sim.engine.events import proceed
 from oled_sim.engine.jit import is_compiled
 from oled_sim.engine.rules import Rules, split_requests
-from oled_sim.engine.runner import Contender, Result
+from oled_sim.engine.runner import Result
 from oled_sim.engine.source import TraceSource
 from oled_sim.errors import UsageError
 from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
@@ -51,9 +51,9 @@ def costs_for(
     return load_costs(find_geometry(name), profile, extrapolate=extrapolate)
 
 
-def source_for(trace: Trace, contenders: Sequence[Contender]) -> TraceSource:
+def source_for(trace: Trace, policies: Iterable[Policy]) -> TraceSource:
     """Return a trace as a source of the signals that some policies use."""
-    needed = frozenset().union(*(c.policy.needs | c.policy.wants for c in contenders))
+    needed = frozenset().union(*(policy.needs | policy.wants for policy in policies))
     return TraceSource(trace, needed | ALWAYS_READ)
 
 

@@ -58,6 +58,26 @@ def draw_sweep(results: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_curves(curves: pd.DataFrame) -> Figure:
+    """Draw the hit rate with every cache size: a panel per trace, a line per policy.
+
+    Args:
+        curves: rows per ``trace``, ``policy`` and ``cache`` with ``hit_rate``.
+    """
+    traces = list(curves.groupby("trace", sort=False))
+    with styled():
+        figure = page_figure(2.8)
+        panels = figure.subplots(1, len(traces), squeeze=False)[0]
+        for axes, (trace, rows) in zip(panels, traces, strict=True):
+            for policy, points in rows.groupby("policy", sort=False):
+                axes.plot(points["cache"], points["hit_rate"], label=str(policy), marker="")
+            _finish(axes, QUANTITIES["hit_rate"])
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.set_title(str(trace))
+        panels[0].legend()
+    return figure
+
+
 def _draw_row(figure: Figure | SubFigure, results: pd.DataFrame, quantities: Sequence[str]) -> None:
     panels = dict(zip(quantities, figure.subplots(1, len(quantities)), strict=True))
     for policy, rows in results.groupby("policy", sort=False):

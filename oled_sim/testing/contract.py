@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.bounds.policy_curves import policy_curve
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import laws
 from oled_sim.engine.batch import make_batch
@@ -234,6 +235,21 @@ class PolicyContract:
                 for a, b in zip(hooks, kernel, strict=True):
                     assert a.course.counts.tobytes() == b.course.counts.tobytes()
                     assert a.course.times.tobytes() == b.course.times.tobytes()
+
+    def test_a_larger_cache_holds_what_a_smaller_one_holds_if_it_says_so(self) -> None:
+        """A ``stack`` policy has in every run the hits that one pass finds for all cache sizes."""
+        if not self.make().stack:
+            return
+        source = MemoryTrace(self.geometry, self.requests(3, count=4, passes=10), SIGNALS)
+        cases: list[dict[str, Any]] = [{}, {"scope": "global"}, {"cold": True}, {"batch": 2}]
+        for rules in cases:
+            curve = policy_curve(source, self.make(), self.costs(), Rules(**rules))
+            runs = [self.simulate(cache, **rules) for cache in range(self.geometry.experts + 1)]
+            hits = [sum(r.hits for r in run.requests) for run in runs]
+            if rules.get("batch", 1) == 1:
+                assert hits == curve.hits.tolist(), f"under {rules} it is no stack policy"
+            rates = [run.summary.hit_rate for run in runs]
+            assert rates == curve.hit_rate.tolist(), f"under {rules} it is no stack policy"
 
     # What may not decide.
 

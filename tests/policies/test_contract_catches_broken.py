@@ -303,6 +303,18 @@ class OtherKernel(LFU):
 
 
 @dataclass
+class ClaimsStack(LFU):
+    """Says a larger cache holds what a smaller one holds, but its scores depend on who misses."""
+
+    stack = True
+
+    def score(self, layer, event):
+        counts = super().score(layer, event).copy()
+        counts[event.experts[event.missed]] = 0.0
+        return counts
+
+
+@dataclass
 class NoDocstring(Sound):
     pass
 
@@ -398,6 +410,7 @@ def test_a_mistake_of_most_runs_fails_most(policy, tests):
         (Unlisted, {"runs_on_a_trace_with_no_more_than_it_needs"}),
         (Fixed, {"laws_hold_while_capacities_change"}),
         (SameLayers, {"laws_hold_on_ragged_traces"}),
+        (ClaimsStack, {"a_larger_cache_holds_what_a_smaller_one_holds_if_it_says_so"}),
         (OtherKernel, {"its_kernel_decides_as_its_hooks_do"}),
         (Unhelpful, {"is_a_documented_dataclass"}),
         (NoDocstring, {"is_a_documented_dataclass"}),
