@@ -75,7 +75,7 @@ def _cpu_floor_us(costs: LaneCosts, experts: int) -> NDArray[np.float64]:
 
 
 @lean
-def best_split(lanes, queue, tables, search, layer, rows, tokens, order, slots, decided, best_us):
+def best_split(lanes, queue, tables, search, layer, rows, tokens, order, slots, decided):
     """Choose a lane for every activated expert; those on the GPU are meant to be resident.
 
     Candidates: for every x, x neighbours in the order of load go to the CPU; of the others the
@@ -90,16 +90,28 @@ def best_split(lanes, queue, tables, search, layer, rows, tokens, order, slots, 
         layer: index of the layer. rows: tokens of the event.
         tokens: int64 [A]. order: int64 [A], activated experts by ascending tokens.
         slots: C of the layer.
-        decided: int64 [A], filled with the lanes; to begin with, lanes that take ``best_us``.
-        best_us: ∞ if there are none.
+        decided: int64 [A], filled with the lanes.
 
     Returns:
         The time from the gate to the end of all lanes, in µs.
     """
+    decided[:] = BY_TRANSFER
+    us = best_of_neighbours(
+        lanes, queue, tables, search, layer, rows, tokens, order, slots, decided, np.inf
+    )
+    return improve_last(lanes, queue, tables, search, layer, rows, tokens, slots, decided, us)
+
+
+@lean
+def best_of_neighbours(
+    lanes, queue, tables, search, layer, rows, tokens, order, slots, decided, best_us
+):  # fmt: skip
+    """Find the shortest of the candidates of :func:`best_split`; return its time in µs.
+
+    ``decided`` comes with lanes that take ``best_us``, and keeps them if no candidate is shorter.
+    """
     _open_search(lanes, tables, search, layer, rows, tokens, order, slots)
     trial, left, waiting = search.trial[: len(order)], 0, search.waiting[: len(order) + 1]
-    if best_us == np.inf:
-        decided[:] = BY_TRANSFER
     while True:
         i, x = _least(search, left), np.argmin(waiting)
         least_us = search.bound[i] if left > 0 else np.inf
@@ -121,7 +133,7 @@ def best_split(lanes, queue, tables, search, layer, rows, tokens, order, slots, 
             for j in range(len(trial)):
                 decided[j] = trial[j]
             left = _forget(search, left, best_us)
-    return _improve_last(lanes, queue, tables, search, layer, rows, tokens, slots, decided, best_us)
+    return best_us
 
 
 @lean
@@ -207,7 +219,7 @@ def _forget(search, left, best_us):
 
 
 @lean
-def _improve_last(lanes, queue, tables, search, layer, rows, tokens, slots, decided, best_us):
+def improve_last(lanes, queue, tables, search, layer, rows, tokens, slots, decided, best_us):
     """Exchange the last arrival, whose computation nothing hides, as long as that helps."""
     improved, tried = True, search.tried
     while improved:

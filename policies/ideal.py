@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from oled_sim.policy import Event, Lane, Policy, Setting, param
 
 from ._exact_split import best_split, new_search
-from ._pass_split import new_plans, plan_layer, share_slots
+from ._pass_split import new_plans, plan_pass, planned_lanes
 
 
 @dataclass
@@ -56,10 +56,7 @@ class Ideal(Policy):
         """Share the budget over the layers of the pass."""
         if self.split == "layer":
             return None
-        self._plans.most[:] = 0
-        for event in events:
-            plan_layer(self._plans, self._setting, self._search, event)
-        self._slots = share_slots(self._plans, self._setting)
+        self._slots = plan_pass(self._plans, self._setting, self._search, list(events))
         return self._slots
 
     def reside(self, event: Event) -> NDArray[np.int64]:
@@ -69,8 +66,7 @@ class Ideal(Policy):
             slots = int(self._slots[event.layer])
         order = np.argsort(event.tokens, kind="stable")
         if self.split == "total":
-            plans = self._plans.lanes[event.layer, min(slots, count), :count]
-            self._lanes = plans.astype(np.int64)
+            self._lanes = planned_lanes(self._plans, self._setting, self._search, event, slots)
         else:
             self._lanes = self._shortest(event, order, slots)
         hits = event.experts[self._lanes == Lane.GPU]
@@ -91,7 +87,6 @@ class Ideal(Policy):
             order,
             slots,
             lanes,
-            np.inf,
         )
         return lanes
 
