@@ -62,6 +62,7 @@ def plan_pass(
     size = setting.expert_bytes // unit
     units = int((setting.capacity * size).sum())
     plans.most[:] = 0
+    plans.time_us[:, 0] = 0.0  # of layers that do not run
     for event in events:
         plans.most[event.layer] = len(event.experts)
     missed = max(0, int(plans.most.sum()) - units) if unit == setting.expert_bytes[0] else units

@@ -99,9 +99,11 @@ def test_slots_go_where_they_save_time():
 def test_a_layer_that_does_not_run_gives_up_its_slots():
     geometry = RoutingGeometry((1, 2), 8, 1)
     rows = [[0], [1], [2], [3]]
-    trace = request_by_hand(geometry, [[rows, rows], [rows, None]])
-    run = Run(Ideal(split="total"), geometry, trace, 2)
-    assert run.count("hits") == [2, 2, 4]
+    trace = request_by_hand(geometry, [[rows, rows], [rows, None], [rows[:1], rows], [None, rows]])
+    run = Run(Ideal(split="total"), geometry, trace, 3)
+    # Six slots: at least two in either layer of the first pass, then four in the one that runs.
+    hits = run.count("hits")
+    assert sum(hits[:2]) == 6 and hits[2:] == [4, 1, 4, 4]
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
