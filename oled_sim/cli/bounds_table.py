@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oled_sim.bounds.report import LRU, Comparison, Row, gap
-from oled_sim.cli.run_table import WIDTH_WITHOUT_TERMINAL, _ms, _number, facts, percent
+from oled_sim.cli.run_table import WIDTH_WITHOUT_TERMINAL, _number, facts, milliseconds, percent
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.metrics import ratio
 
@@ -74,7 +74,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         percent(summary.hit_rate, 2),
         percent(summary.hit_rate_with_prefill, 2),
         percent(summary.utilization, 1),
-        _ms(summary.tpot_us),
+        milliseconds(summary.tpot_us),
         _number(summary.demand_per_pass, 1),
         _number(summary.cpu_per_pass, 1),
         what,
@@ -101,10 +101,12 @@ def _print_work(console: Console, comparison: Comparison, least_us: float) -> No
     for name in ("copies", "CPU", "sum", "× least"):
         table.add_column(name, justify="right")
     rows = [r for r in comparison.bounds if r.kind == "hits" and r.result.rules.scope == "layer"]
-    table.add_row("least possible", "", "", _ms(least_us), "")
+    table.add_row("least possible", "", "", milliseconds(least_us), "")
     for row in (*rows, *comparison.policies):
         times = (row.copies_us, row.cpu_us, row.work_us)
-        table.add_row(Text(row.name), *map(_ms, times), _number(ratio(row.work_us, least_us), 2))
+        table.add_row(
+            Text(row.name), *map(milliseconds, times), _number(ratio(row.work_us, least_us), 2)
+        )
     console.print(table)
     console.print(
         Text("Least possible: with one pool per layer and equal shares, from an empty cache."),

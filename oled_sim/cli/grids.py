@@ -20,6 +20,7 @@ from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Result
 from oled_sim.errors import UsageError
 from oled_sim.policy import Policy
+from oled_sim.policy_spec import parse_policies
 from oled_sim.sweep import Grid, sweep
 
 
@@ -102,11 +103,18 @@ def run_grids(
                 costs,
                 rules,
                 expert_bytes=expert_bytes_of(trace, costs),
-                jobs=jobs or len(os.sched_getaffinity(0)),
+                jobs=jobs or _cores(),
                 progress=lambda done, total, i=i: report(i * total + done, every * total),
             )
             runs.append(GridRun(name, header, results))
     return runs
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def requests_of(runs: Sequence[GridRun]) -> pa.Table:
@@ -123,6 +131,21 @@ def write_out(path: Path, runs: Sequence[GridRun]) -> None:
     policies = about_policies(chain.from_iterable(run.results for run in runs))
     metadata = {"runs": {run.trace: run.header for run in runs}} | policies
     write_requests(path, requests_of(runs), metadata)
+
+
+def reference_of(policies: Sequence[str], against: str) -> tuple[dict[str, Policy], str]:
+    """Return the policies by label, the one to compare with among them, and its label.
+
+    Raises:
+        UsageError: no other policy is given, or the reference runs with one budget only.
+    """
+    parsed, reference = parse_policies(policies), parse_policies([against])
+    if len(reference) != 1:
+        raise UsageError(f"{against} holds {len(reference)} policies: name the one to compare with")
+    (label,) = reference
+    if reference[label].residency != "budget":
+        raise UsageError(f"policy {label!r} runs with one budget only: compare with another")
+    return {**parsed, **reference}, label
 
 
 def json_of(runs: Sequence[GridRun]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "analyze": ("oled_sim.cli.analyze", "Report and plot the locality of traces."),
     "bounds": ("oled_sim.cli.bounds", "Show what no policy can do better, and the gaps to it."),
     "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
+    "compare": ("oled_sim.cli.compare", "Policies relative to a bound, with intervals."),
     "curve": ("oled_sim.cli.curve", "Hit rates with every cache size, in one pass."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),

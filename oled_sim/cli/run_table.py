@@ -110,11 +110,11 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
         "policy": lambda r: r.spec + ("" if r.causal else NOT_CAUSAL),
         "cache": _budget,
         **_varied(results),
-        "TPOT": lambda r: _ms(r.summary.tpot_us),
-        "commit": lambda r: _ms(r.summary.commit_tpot_us),
-        "TTFT": lambda r: _ms(r.summary.ttft_us),
-        "p50": lambda r: _ms(r.summary.pass_p50_us),
-        "p99": lambda r: _ms(r.summary.pass_p99_us),
+        "TPOT": lambda r: milliseconds(r.summary.tpot_us),
+        "commit": lambda r: milliseconds(r.summary.commit_tpot_us),
+        "TTFT": lambda r: milliseconds(r.summary.ttft_us),
+        "p50": lambda r: milliseconds(r.summary.pass_p50_us),
+        "p99": lambda r: milliseconds(r.summary.pass_p99_us),
         "util": lambda r: percent(r.summary.utilization),
         "hit": lambda r: percent(r.summary.hit_rate, 2),
         "hit all": lambda r: percent(r.summary.hit_rate_with_prefill, 2),
@@ -125,7 +125,7 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
         "GPU GiB": lambda r: _number(r.summary.peak_gpu_bytes / 2**30, 2),
     }
     if any(r.rules.batch > 1 for r in results):
-        columns["batch TPOT"] = lambda r: _ms(r.summary.batch_tpot_us)
+        columns["batch TPOT"] = lambda r: milliseconds(r.summary.batch_tpot_us)
     if any(r.summary.prefetched for r in results):
         columns["useful/late/wasted"] = lambda r: (
             f"{r.summary.useful}/{r.summary.late}/{r.summary.wasted}"
@@ -169,10 +169,10 @@ def _budget(result: Result) -> str:
 
 def _lanes(result: Result, what: str) -> str:
     times = (getattr(result.summary, f"{lane}_{what}_us") for lane in ("gpu", "h2d", "cpu"))
-    return "/".join(_ms(time) for time in times)
+    return "/".join(milliseconds(time) for time in times)
 
 
-def _ms(time_us: float) -> str:
+def milliseconds(time_us: float) -> str:
     """Return milliseconds with three significant digits."""
     if time_us != time_us:
         return "n/a"

@@ -58,6 +58,32 @@ def draw_sweep(results: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_ratios(rows: pd.DataFrame, reference: str) -> Figure:
+    """Draw times per output token relative to a reference against the cache size.
+
+    Args:
+        rows: per ``run`` (a panel each), ``policy`` and ``cache`` the ``ratio`` and its interval
+            ``low`` to ``high``, NaN where there is none.
+        reference: what the others are relative to.
+    """
+    runs = list(rows.groupby("run", sort=False))
+    with styled():
+        figure = page_figure(2.8 * len(runs))
+        panels = figure.subplots(len(runs), 1, squeeze=False)[:, 0]
+        for axes, (run, inside) in zip(panels, runs, strict=True):
+            for policy, points in inside.groupby("policy", sort=False):
+                below, above = points["ratio"] - points["low"], points["high"] - points["ratio"]
+                interval = [below.fillna(0.0), above.fillna(0.0)]
+                axes.errorbar(
+                    points["cache"], points["ratio"], interval, label=str(policy), capsize=2
+                )
+            axes.axhline(1.0, color="black", linewidth=0.8)
+            _finish(axes, f"TPOT / TPOT of {reference}")
+            axes.set_title(str(run))
+        panels[0].legend()
+    return figure
+
+
 def draw_curves(curves: pd.DataFrame) -> Figure:
     """Draw the hit rate with every cache size: a panel per trace, a line per policy.
 
