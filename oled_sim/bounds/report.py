@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from oled_sim import plugins
 from oled_sim.bounds.curves import Order, best_static_split, hits_by_slots
+from oled_sim.bounds.fractional import most_hits_in_one_pool
 from oled_sim.bounds.request_cost import least_work_us
 from oled_sim.contenders import contenders
 from oled_sim.costs.lanes import LaneCosts
@@ -28,7 +29,7 @@ from oled_sim.engine.rules import Group, Rules, split_requests
 from oled_sim.engine.runner import Contender, Result, simulate_all
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.source import Source
-from oled_sim.engine.state import PASS_TIMES
+from oled_sim.engine.state import N_ACTIVATED, N_HITS, PASS_TIMES
 from oled_sim.errors import UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import Policy
@@ -39,19 +40,36 @@ BEST_SPLIT, ONE_POOL = ", best split", ", one pool"
 LRU = "LRU, best split"
 
 
+class Work(NamedTuple):
+    """What a run added up to: hits and |A| of the whole run, and lane times of counted requests."""
+
+    hits: int = 0
+    activations: int = 0
+    copies_us: float = 0.0
+    cpu_us: float = 0.0
+
+
 class Row(NamedTuple):
     """A bound or a policy, run with one budget.
 
     ``kind``: ``residency``, ``hits``, ``split`` (a fixed split chosen with hindsight) or
-    ``policy``. ``copies_us``, ``cpu_us``: time in which the copy engine and the CPU lane worked, in
-    all passes of counted requests.
+    ``policy``. ``work``: of its whole run.
     """
 
     name: str
     kind: str
     result: Result
-    copies_us: float = 0.0
-    cpu_us: float = 0.0
+    work: Work
+
+    @property
+    def copies_us(self) -> float:
+        """Time in which the copy engine worked, in all passes of counted requests."""
+        return self.work.copies_us
+
+    @property
+    def cpu_us(self) -> float:
+        """Time in which the CPU lane worked, likewise."""
+        return self.work.cpu_us
 
     @property
     def work_us(self) -> float:
@@ -70,13 +88,15 @@ class Comparison(NamedTuple):
     """Bounds and policies with one budget.
 
     ``least_work_us``: for a request alone, the least work of copies and CPU experts, given equal
-    fixed shares; else None.
+    fixed shares; else None. ``most_hits_in_one_pool``: of the whole run, where experts differ in
+    size and Belady's rule is a heuristic for one pool; else None.
     """
 
     budget: Budget
     bounds: tuple[Row, ...]
     policies: tuple[Row, ...]
     least_work_us: float | None = None
+    most_hits_in_one_pool: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +210,8 @@ class Bounds:
             own = [row for row, c in zip(theirs, asked, strict=True)
                    if c.budget == budget or c.policy.residency != "budget"]  # fmt: skip
             least = self.least_work_us(budget) if isinstance(self.source, OneRequest) else None
-            found.append(Comparison(budget, tuple(bounds), tuple(own), least))
+            most = self.most_hits_in_one_pool(budget)
+            found.append(Comparison(budget, tuple(bounds), tuple(own), least, most))
         return found
 
     def _plan(
@@ -241,6 +262,15 @@ class Bounds:
         slots = budget.shares(self.expert_bytes, experts)
         return float(least_work_us(batch, self.costs, copy_us, slots).sum())
 
+    def most_hits_in_one_pool(self, budget: Budget) -> int | None:
+        """Return a bound on the hits of the run in one pool; None where experts are of one size."""
+        if len(set(self.expert_bytes.tolist())) == 1:
+            return None
+        experts, size = self.source.geometry.experts, budget.total_bytes(self.expert_bytes)
+        return most_hits_in_one_pool(
+            self._fed, self.expert_bytes, experts, size, cold=self.rules.cold
+        )
+
     def _fed(self) -> Iterator[tuple[Group, Batch]]:
         splits = split_requests(self.source.requests, self.rules)
         return feed(self.source, splits, self.rules, self.costs, learns=False)
@@ -250,7 +280,7 @@ class Bounds:
     ) -> list[Row]:
         """Run everything, one pass over the trace per scope, and keep the order."""
         rows: dict[int, Row] = {}
-        work = _Work({id(p.contender): i for i, p in enumerate(planned)})
+        work = _Meter({id(p.contender): i for i, p in enumerate(planned)})
         for scope in ("layer", "global"):
             some = [i for i, p in enumerate(planned) if p.scope == scope]
             results = simulate_all(
@@ -263,23 +293,32 @@ class Bounds:
                 progress=progress,
             )
             for i, result in zip(some, results, strict=True):
-                rows[i] = Row(planned[i].name, planned[i].kind, result, *work.of[i])
+                rows[i] = Row(planned[i].name, planned[i].kind, result, work.of[i])
         return [rows[i] for i in range(len(planned))]
 
 
-class _Work:
-    """Adds up how long the copy engine and the CPU lane work, by number of the contender."""
+class _Meter:
+    """Adds up the work of every contender, by its number."""
 
     def __init__(self, numbers: Mapping[int, int]) -> None:
         self._numbers = numbers
-        self.of = dict.fromkeys(numbers.values(), (0.0, 0.0))
+        self.of = {i: Work() for i in numbers.values()}
 
     def note(self, contender: Contender, record: GroupRecord) -> None:
-        if record.group.split == "counted":
-            i, times = self._numbers[id(contender)], record.course.pass_times
-            copies, cpu = (float(times[:, PASS_TIMES.index(f"{lane}_busy_us")].sum())
-                           for lane in ("h2d", "cpu"))  # fmt: skip
-            self.of[i] = self.of[i][0] + copies, self.of[i][1] + cpu
+        split, i = record.group.split, self._numbers[id(contender)]
+        if split == "history":
+            return
+        counts, before = record.course.counts, self.of[i]
+        times = record.course.pass_times if split == "counted" else np.zeros((0, len(PASS_TIMES)))
+        copies_us, cpu_us = (
+            times[:, PASS_TIMES.index(f"{lane}_busy_us")].sum() for lane in ("h2d", "cpu")
+        )
+        self.of[i] = Work(
+            before.hits + int(counts[:, N_HITS].sum()),
+            before.activations + int(counts[:, N_ACTIVATED].sum()),
+            before.copies_us + float(copies_us),
+            before.cpu_us + float(cpu_us),
+        )
 
 
 class _Planned(NamedTuple):

@@ -137,6 +137,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
         "cache": comparison.budget.cache,
         "cache_bytes": comparison.budget.size_bytes,
         "least_work_us": comparison.least_work_us,
+        "most_hits_in_one_pool": comparison.most_hits_in_one_pool,
         "bounds": [_row(row) for row in comparison.bounds],
         "policies": [
             _row(row) | {"gaps": {b.name: gap(row, b)._asdict() for b in comparison.bounds}}
@@ -152,7 +153,6 @@ def _row(row: Row) -> dict[str, Any]:
         "kind": row.kind,
         "scope": result.rules.scope,
         "layer_slots": result.budget.slots,
-        "copies_us": row.copies_us,
-        "cpu_us": row.cpu_us,
+        "run": row.work._asdict(),
         **result.to_dict(),
     }

@@ -38,6 +38,8 @@ def print_bounds(header: dict[str, Any], comparisons: Sequence[Comparison]) -> N
         console.print()
         console.print(Text(f"Cache {_budget(comparison.budget)}", style="bold"))
         console.print(_figures(comparison))
+        if comparison.most_hits_in_one_pool is not None:
+            _print_fractional(console, comparison, comparison.most_hits_in_one_pool)
         if comparison.policies:
             console.print(_gaps(comparison))
         if comparison.least_work_us is not None:
@@ -62,6 +64,21 @@ def _figures(comparison: Comparison) -> Table:
             table.add_row(*map(Text, _cells(row)))
         table.add_row()
     return table
+
+
+def _print_fractional(console: Console, comparison: Comparison, most: int) -> None:
+    """Print what one pool can hit at most, where Belady's rule is a heuristic for it."""
+    for row in comparison.bounds:
+        if row.kind == "hits" and row.result.rules.scope == "global":
+            hits, activations = row.work.hits, row.work.activations
+            text = (
+                f"Experts differ in size, so {row.name!r} is a heuristic: it hits {hits:,} of"
+                f" {activations:,} in the whole run ({percent(ratio(hits, activations), 2)}); no"
+                f" policy without prefetching can hit more than {most:,}"
+                f" ({percent(ratio(most, activations), 2)}, a fractional bound)."
+            )
+            console.print(Text(text), highlight=False)
+            console.print()
 
 
 def _cells(row: Row) -> tuple[str, ...]:

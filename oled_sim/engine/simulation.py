@@ -150,7 +150,8 @@ class Simulation:
     @property
     def _pool_slots(self) -> int:
         everything = len(self.geometry.layers) * self.geometry.experts
-        return min(everything, self.total_bytes // int(self.expert_bytes.max()))
+        # As many as may be resident: if sizes differ, all of the smallest.
+        return min(everything, self.total_bytes // int(self.expert_bytes.min()))
 
     def _reset(self) -> None:
         """Put the engine into the state before the first request: empty, at time zero."""
@@ -463,6 +464,8 @@ class Simulation:
 
     def _set_residents(self, event: Event, ids: NDArray[np.int64] | None) -> None:
         if ids is not None:
+            if len(ids) * int(self.expert_bytes[event.layer]) > self.total_bytes:
+                raise self.hooks.fail(f"reside() returned {len(ids)} experts, more than fit")
             events.set_residents(self.state, event.layer, ids)
             event.resident = _own(self.state.pools.resident[event.layer])
 

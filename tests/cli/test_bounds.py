@@ -9,7 +9,7 @@ import pytest
 
 from oled_sim.cli.main import main
 from oled_sim.geometry import RoutingGeometry
-from oled_sim.testing.traces import random_request, write_trace
+from oled_sim.testing.traces import random_manifest, random_request, write_trace
 
 GEOMETRY = RoutingGeometry((1, 2, 5), 12, 2)
 BOUNDS = ["ideal", "ideal:total", "belady, one pool", "belady, best split", "belady",
@@ -60,6 +60,7 @@ def test_every_budget_is_a_comparison_of_its_own(trace):
     for comparison, slots in zip(found["comparisons"], (6, 15, 10), strict=True):
         assert [row["name"] for row in comparison["bounds"]] == BOUNDS
         assert [row["slots"] for row in comparison["bounds"]] == [slots] * 6
+        assert comparison["most_hits_in_one_pool"] is None  # experts are of one size
         assert [row["name"] for row in comparison["policies"]] == ["lru"]
 
 
@@ -112,11 +113,25 @@ def test_references_stand_beside_every_budget(trace):
         assert [row["name"] for row in comparison["policies"]] == ["lru", "full"]
 
 
+def test_experts_of_different_size(tmp_path):
+    rng = np.random.default_rng(4)
+    requests = [random_request(rng, GEOMETRY, request=i, passes=12, tokens=3) for i in range(4)]
+    sizes = (2 << 20, 3 << 20, 6 << 20)
+    manifest = random_manifest(GEOMETRY, expert_bytes=sizes)
+    path = tmp_path / "sizes"
+    write_trace(path, requests, GEOMETRY, manifest=manifest)
+    (comparison,) = as_json(path, "--cache-bytes", "40MiB", "--policy", "lru")["comparisons"]
+    (pool,) = [row for row in comparison["bounds"] if row["name"] == "belady, one pool"]
+    assert pool["run"]["hits"] <= comparison["most_hits_in_one_pool"] < pool["run"]["activations"]
+    code, out, _ = bounds(path, "--cache-bytes", "40MiB")
+    assert code == 0 and "is a heuristic" in out and "a fractional bound" in out
+
+
 def test_one_request_alone(trace):
     (comparison,) = as_json(trace, "--cache", 3, "--request", 2, "--policy", "lru")["comparisons"]
     (lru,) = comparison["policies"]
     assert [r["request"] for r in lru["requests"]] == [2]
-    assert 0 < comparison["least_work_us"] <= lru["copies_us"] + lru["cpu_us"]
+    assert 0 < comparison["least_work_us"] <= lru["run"]["copies_us"] + lru["run"]["cpu_us"]
     code, out, _ = bounds(trace, "--cache", 3, "--request", 2, "--policy", "lru")
     assert code == 0 and "0 history + 0 warm-up + 1 counted" in out
     work = out[out.index("work for misses") :].splitlines()
