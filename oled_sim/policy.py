@@ -192,7 +192,7 @@ class Event:
     Attributes:
         request: of the first token; ``owner`` says it per token. block: likewise.
         layer: index into ``routing.layers``.
-        pass_index: number of the pass in the request. kind: a ``Kind``; of a batch ``DENOISE`` if
+        pass_index: number of the pass in that request. kind: a ``Kind``; of a batch ``DENOISE`` if
             any request denoises, else ``COMMIT`` if any commits.
         experts: int64 [A], activated experts in recency order (least recently routed first).
         tokens: int64 [A], tokens routed to each (n_e).

@@ -97,6 +97,9 @@ def run_grids(
         for i, (name, trace, costs) in enumerate(prepared):
             header = describe(trace, costs, rules)
             header["rules"]["batch"] = list(grid.batches)
+            header["profile"]["link_gb_s"] = [
+                link or costs.link_bandwidth_gb_s for link in grid.links_gb_s
+            ]
             results = sweep(
                 source_for(trace, grid.policies.values()),
                 grid,

@@ -86,10 +86,12 @@ def _expert_size(header: dict[str, Any]) -> str:
 
 
 def _profile(profile: dict[str, Any]) -> str:
+    links = profile["link_gb_s"]
+    shown = ", ".join(f"{link:.3g}" for link in (links if isinstance(links, list) else [links]))
     mark = ", provisional" if profile["provisional"] else ""
     return (
         f"{profile['name']} ({profile['status']}{mark}): {profile['gpu']}, {profile['workers']} CPU"
-        f" workers, link {profile['link_gb_s']:.3g} GB/s"
+        f" workers, link {shown} GB/s"
     )
 
 

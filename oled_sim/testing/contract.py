@@ -201,6 +201,14 @@ class PolicyContract:
         for scope in ("layer", "global"):
             self.run(batch=4, traces=uneven, scope=scope)
 
+    def test_laws_hold_in_every_batch_mode(self) -> None:
+        """Requests that wait for each other's blocks, and that move up when others end."""
+        uneven = self.requests(0, count=3) + self.requests(0, count=4, passes=5)[3:]
+        source = MemoryTrace(self.geometry, uneven, SIGNALS)
+        for mode in ("barrier", "refill"):
+            rules = Rules(batch=2, batch_mode=mode, history=1)
+            simulate(source, self.make(), self.costs(), 4, rules)
+
     def test_laws_hold_on_ragged_traces(self) -> None:
         """Layers are missing from some passes, and tokens from some layers."""
         for scope in ("layer", "global"):

@@ -71,12 +71,38 @@ def run_with_events(path, *arguments):
     return pd.read_parquet(path), json.loads(out)
 
 
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """A trace whose requests have 4 to 16 passes."""
+    rng = np.random.default_rng(5)
+    requests = [
+        random_request(rng, GEOMETRY, request=i, passes=4 + 5 * i % 13, tokens=4) for i in range(7)
+    ]
+    path = tmp_path_factory.mktemp("uneven") / "uneven"
+    write_trace(path, requests, GEOMETRY)
+    return str(path)
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "barrier", "refill"])
+def test_event_rows_of_a_batch_add_up_to_the_run(uneven, ahead, tmp_path, mode):
+    rules = ("--batch", 3, "--batch-mode", mode, "--history", 1)
+    check_event_rows(uneven, ahead, tmp_path / "e", rules)
+    rows = pd.read_parquet(tmp_path / "e")
+    counted = rows[(rows["split"] == "counted") & (rows["policy"] == "oled")]
+    number = counted.drop_duplicates(["pass_start_us"])["pass"]
+    # One batch after another, but one alone if the next request takes a finished one's place.
+    assert (number == 0).sum() == (1 if mode == "refill" else 2)
+
+
 @pytest.mark.parametrize("rules", [(), ("--scope", "global"), ("--batch", 2), ("--cold",)])
 def test_event_rows_add_up_to_the_run(trace, ahead, tmp_path, rules):
+    check_event_rows(trace, ahead, tmp_path / "e", rules)
+
+
+def check_event_rows(trace, ahead, path, rules):
     rows, found = run_with_events(
-        tmp_path / "e", "--trace", trace, "--policy", "oled", "--policy", ahead, "--cache", 3,
-        *rules,
-    )  # fmt: skip
+        path, "--trace", trace, "--policy", "oled", "--policy", ahead, "--cache", 3, *rules
+    )
     counted = rows[(rows["split"] == "counted") & (rows["kind"] != "prefill")]
     passes = counted.drop_duplicates(["policy", "request", "pass"])
     for result in found["results"]:

@@ -358,6 +358,24 @@ def test_agrees_with_the_figures_of_the_run(tmp_path, policy, costs, cache, rule
         check_busy(found, result.requests[0], whole=whole)
 
 
+@pytest.mark.parametrize("mode", ["barrier", "refill"])
+def test_passes_of_a_batch_are_numbered_through(tmp_path, mode):
+    rng = np.random.default_rng(8)
+    traces = [random_request(rng, GEOMETRY, request=i, passes=4 + 5 * i % 13) for i in range(6)]
+    result, records, found = simulate(
+        tmp_path / "t", parse_policy("lru"), COSTS["odd"], drawn=9, traces=traces, batch=2,
+        batch_mode=mode,
+    )  # fmt: skip
+    check_nesting(found)
+    check_counts(found, records, 0, lost=0)
+    work = next(s for name, s in found.slices.items() if name[-1] == "requests, passes, layers")
+    numbers = [s.arguments["pass"] for s in work if s.depth == 1]
+    assert numbers == [r.batch.start + p for r in records for p in range(r.batch.passes)]
+    assert numbers.count(0) < len(records) or mode == "barrier"
+    shown = {int(n) for s in work if s.depth == 1 for n in s.arguments["requests"].split(", ")}
+    assert shown == {r.request for r in result.requests}
+
+
 def check_counts(found, groups, started, *, lost):
     """There is a slice for every job, pass and event that the engine counted."""
     counts = np.concatenate([r.course.counts for r in groups])
