@@ -154,9 +154,9 @@ def _table(runs: Sequence[CurveRun]) -> pa.Table:
 def _write(out: Path | None, plot: Path | None, runs: Sequence[CurveRun]) -> None:
     table = _table(runs)
     if out is not None:
-        from oled_sim.engine.results import write_requests
+        from oled_sim.engine.results import write_table
 
-        write_requests(out, table, {"runs": {run.trace: run.header for run in runs}})
+        write_table(out, table, {"runs": {run.trace: run.header for run in runs}})
     if plot is not None:
         from oled_sim.plotting.results import draw_curves
         from oled_sim.plotting.style import save

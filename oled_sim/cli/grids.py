@@ -15,7 +15,7 @@ from oled_sim.cli.simulating import costs_for, describe, expert_bytes_of, progre
 from oled_sim.cli.traces import open_traces
 from oled_sim.engine.budget import Budget, parse_capacities
 from oled_sim.engine.output import refuse_existing
-from oled_sim.engine.results import about_policies, request_table, write_requests
+from oled_sim.engine.results import about_policies, request_table, write_table
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Result
 from oled_sim.errors import UsageError
@@ -133,7 +133,7 @@ def write_out(path: Path, runs: Sequence[GridRun]) -> None:
     """
     policies = about_policies(chain.from_iterable(run.results for run in runs))
     metadata = {"runs": {run.trace: run.header for run in runs}} | policies
-    write_requests(path, requests_of(runs), metadata)
+    write_table(path, requests_of(runs), metadata)
 
 
 def reference_of(policies: Sequence[str], against: str) -> tuple[dict[str, Policy], str]:

@@ -133,10 +133,10 @@ def run(
     header = describe(trace, costs, settings)
     results = _simulate(trace, contenders, costs, settings, files, header)
     if files.results is not None:
-        from oled_sim.engine.results import about_policies, request_table, write_requests
+        from oled_sim.engine.results import about_policies, request_table, write_table
 
         metadata = header | about_policies(results)
-        write_requests(files.results, request_table(results, trace.path.name), metadata)
+        write_table(files.results, request_table(results, trace.path.name), metadata)
     if as_json:
         click.echo(to_json(header, results))
     else:

@@ -82,8 +82,8 @@ def request_table(results: Sequence[Result], trace: str) -> pa.Table:
     return table
 
 
-def write_requests(path: Path, table: pa.Table, metadata: dict[str, Any]) -> None:
-    """Write a table of requests as Parquet, or as CSV if the name ends in ``.csv``.
+def write_table(path: Path, table: pa.Table, metadata: dict[str, Any]) -> None:
+    """Write a table as Parquet, or as CSV if the name ends in ``.csv``.
 
     Parquet holds ``metadata`` in the schema's metadata, under ``oled_sim.run`` as JSON.
 

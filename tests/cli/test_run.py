@@ -153,6 +153,12 @@ def test_out_writes_one_row_per_policy_cache_and_request(trace, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["results.parquet"]
 
 
+def test_out_writes_csv_too(trace, tmp_path):
+    path = tmp_path / "results.csv"
+    assert run("--trace", trace, "--policy", "lru", "--cache", 2, "--out", path)[0] == 0
+    assert path.read_text().splitlines()[1].startswith('"made-up","lru",2,,')
+
+
 def test_events_writes_one_row_per_event(trace, tmp_path):
     path = tmp_path / "events.parquet"
     arguments = ("--trace", trace, "--policy", "lru", "--policy", "oled", "--cache", 4)
@@ -247,7 +253,7 @@ def test_missing_signal_is_one_sentence(tmp_path):
 
 PROBE = """
 import sys
-import oled_sim.cli.run
+import oled_sim.cli.run, oled_sim.cli.sweep, oled_sim.cli.compare, oled_sim.cli.curve
 heavy = {"torch", "numba", "numpy", "pyarrow", "rich"} & set(sys.modules)
 print(sorted(heavy))
 """
