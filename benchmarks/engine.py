@@ -44,8 +44,8 @@ from oled_sim.policy import Event, Policy, Setting
 from oled_sim.policy_spec import parse_policy
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 
-LAYERS, EXPERTS, TOP_K, BLOCK = 19, 256, 8, 32
-SKEW = 1.7
+LAYERS, EXPERTS, TOP_K, BLOCK = 19, 256, 8, 16
+SKEW = 1.3
 """Popularity of the experts of a block falls as rank to this power; gives about 55 activated."""
 KEEP = 0.85
 """Chance that a token keeps its route from one pass to the next."""

@@ -257,7 +257,7 @@ class Gate(NamedTuple):
         rows: int64 [V + 1]. routes: uint8/uint16 [N, k].
         gates: float32 [N, k]; NaN [1, 1] unless ``needs`` names ``gates``.
         confidence: float64 [N]; NaN [1] unless ``needs`` names ``confidence``.
-        offset: int64 [V + 1]. experts, tokens: int64 [ΣA].
+        offset: int64 [V + 1]. experts: uint16 [ΣA]. tokens: int32 [ΣA].
     """
 
     rows: NDArray[np.int64]
@@ -265,8 +265,8 @@ class Gate(NamedTuple):
     gates: NDArray[np.float32]
     confidence: NDArray[np.float64]
     offset: NDArray[np.int64]
-    experts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
+    experts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]
 
 
 class Compiled(NamedTuple):
@@ -274,11 +274,13 @@ class Compiled(NamedTuple):
 
     ``decide(own, gate, v, layer, resident, lanes, scores)`` fills ``lanes`` int64 [A] and
     ``scores`` float64 [E] for event ``v``; it is compiled by :func:`oled_sim.engine.jit.lean`.
-    ``own``: a tuple of arrays and numbers, handed on as it is.
+    ``own``: a tuple of arrays and numbers, handed on as it is. ``scores``: whether it fills them;
+    without, all experts are equal, as if ``score`` were not overridden.
     """
 
     decide: Callable[..., None]
     own: tuple[Any, ...]
+    scores: bool = True
 
 
 def param(default: Any, help: str, *, name: str | None = None) -> Any:

@@ -35,10 +35,14 @@ def split(how, gate, v, layer, resident, lanes):
     rule, tables, copy_us, scratch = how
     order, load = scratch[0], scratch[1]
     first, misses = gate.offset[v], 0
+    if rule != LOAD:
+        for i in range(len(lanes)):
+            lanes[i] = 1 - int(resident[gate.experts[first + i]])
+        return
     for i in range(len(lanes)):
         missed = not resident[gate.experts[first + i]]
         lanes[i] = BY_TRANSFER if missed else 0
-        if missed and rule == LOAD:
+        if missed:
             tokens, at = gate.tokens[first + i], misses
             while at > 0 and load[at - 1] < tokens:  # equals stay in order
                 order[at], load[at] = order[at - 1], load[at - 1]
@@ -54,9 +58,8 @@ def split(how, gate, v, layer, resident, lanes):
 
 @lean
 def decide_lru(own, gate, v, layer, resident, lanes, scores):
-    """All equal: the engine falls back to the most recent use."""
+    """Leave all scores equal, as they are: the engine falls back to the most recent use."""
     split(own, gate, v, layer, resident, lanes)
-    scores[:] = 0.0
 
 
 @lean

@@ -46,4 +46,4 @@ class LRU(Policy):
 
     def compiled(self) -> Compiled:
         """Offer the same as a kernel."""
-        return Compiled(decide_lru, split_data(self._setting, self.dispatch_by))
+        return Compiled(decide_lru, split_data(self._setting, self.dispatch_by), scores=False)

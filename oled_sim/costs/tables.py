@@ -80,14 +80,15 @@ class CostTables(NamedTuple):
 
 @_kernel
 def _cell(data: Any, start: int, count: int, x: float) -> int:
-    """Return i such that points i and i + 1 bracket x; the first or last cell outside."""
-    low, high = 0, count - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if data[start + middle] <= x:
-            low = middle
-        else:
-            high = middle
+    """Return i such that points i and i + 1 bracket x; the first or last cell outside.
+
+    A binary search without branches, since where x lies cannot be predicted.
+    """
+    low, width = 0, count - 1
+    while width > 1:
+        half = width // 2
+        low += half * int(data[start + low + half] <= x)
+        width -= half
     return low
 
 

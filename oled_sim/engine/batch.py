@@ -52,7 +52,7 @@ class Batch:
         event_pass, event_layer: int64 [V].
         rows: int64 [V + 1], routing rows of each event.
         routes: uint8/uint16 [N, k].
-        experts, tokens: int64 [ΣA], those of event v from ``course.offset[v]`` on.
+        experts: uint16 [ΣA], tokens: int32 [ΣA], those of event v from ``course.offset[v]`` on.
         context_tokens: int64 [P], tokens whose keys and values are kept during the pass.
         course: what kernels read; ``counts`` and ``times`` in it are filled by a run.
     """
@@ -65,8 +65,8 @@ class Batch:
     kind: NDArray[np.uint8]
     block: NDArray[np.int32]
     routes: NDArray[Any]
-    experts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
+    experts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]
     context_tokens: NDArray[np.int64]
     course: Course
 
@@ -249,8 +249,8 @@ def _course(
     event_layer: NDArray[np.int64],
     merged: Merged,
     offset: NDArray[np.int64],
-    experts: NDArray[np.int64],
-    tokens: NDArray[np.int64],
+    experts: NDArray[np.uint16],
+    tokens: NDArray[np.int32],
 ) -> Course:
     events, passes = len(event_layer), len(kind)
     return Course(

@@ -11,7 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from oled_sim.engine.jit import inlined, lean
-from oled_sim.engine.retention import add_candidate, add_pool, add_residents, retain
+from oled_sim.engine.retention import (
+    add_all_residents,
+    add_candidate,
+    add_residents,
+    drop_worst,
+    insert_in_order,
+    retain,
+)
 from oled_sim.engine.state import (
     APPROACHING,
     ARRIVED,
@@ -30,12 +37,12 @@ from oled_sim.engine.state import (
     DEMAND_TOKENS,
     DEMANDS,
     DENSE,
+    EQUAL,
     EVENT,
     EXPERT_BYTES,
     FREE_BYTES,
     FREED_BY_HITS,
     GLOBAL,
-    GPU,
     H2D,
     HEAD,
     HEADING,
@@ -52,6 +59,7 @@ from oled_sim.engine.state import (
     KEPT,
     KIND,
     LANE_TIMES,
+    LASTING,
     LATE,
     LATE_COUNT,
     LATE_KEPT,
@@ -96,6 +104,7 @@ from oled_sim.engine.state import (
     PREFETCHED_BYTES,
     PROBLEM,
     QUEUED,
+    REUSED,
     SHARED_DUE,
     SHARED_US,
     START,
@@ -106,12 +115,20 @@ from oled_sim.engine.state import (
     T_LANES,
     T_START,
     TOKENS,
+    UNUSED,
     USED,
     USEFUL,
     USES,
     WASTED,
 )
-from oled_sim.engine.timeline import dequeue, enqueue, finish_gpu, finish_layer, open_gate, start
+from oled_sim.engine.timeline import (
+    dequeue,
+    enqueue,
+    finish_gpu,
+    finish_layer,
+    open_gate,
+    run_on_gpu,
+)
 
 # ruff: noqa: ANN001, ANN201, ANN202, SIM110
 
@@ -154,7 +171,7 @@ def advance(state, course, tables):
     while True:
         phase = work[PHASE]
         if phase == BEGIN_PASS:
-            _begin_pass(time, work, course)
+            _begin_pass(lanes, course)
         elif phase == IN_LAYER:
             stop = finish_layer(lanes, queue, tables, work[GLOBAL])
             if stop != DECIDE:
@@ -167,31 +184,33 @@ def advance(state, course, tables):
             if work[HELD] > 0:
                 _release_held(work, queue)
                 return ARRIVED
-            _start_merge(time, work, course)
+            _start_merge(lanes, course)
         else:  # a job of the GPU lane alone
             if finish_gpu(lanes, queue, tables) == ARRIVED:
                 return ARRIVED
             if phase == APPROACHING:
-                _arrive_at_gate(time, work, state.pools, course)
+                _arrive_at_gate(time, work, course)
                 return DECIDE
             if phase == HEADING:
                 _end_pass(time, work, course)
                 return PASS_ENDED
-            _next_event(time, work, course)
+            _next_event(lanes, course)
 
 
 @inlined
-def _begin_pass(time, work, course):
+def _begin_pass(lanes, course):
+    time, work = lanes.time, lanes.work
     p = work[PASS]
     course.pass_times[p, 0] = time[NOW]
     work[EVENT] = course.pass_event[p] - 1
-    start(time, work, GPU, START, course.start_us[p], -1, -1, 0, 0)
+    run_on_gpu(lanes, START, course.start_us[p], -1, 0)
     work[PHASE] = STARTING
 
 
 @inlined
-def _next_event(time, work, course):
+def _next_event(lanes, course):
     """Go on after the start of a pass or the merge of an event."""
+    time, work = lanes.time, lanes.work
     p, v = work[PASS], work[EVENT]
     if work[PHASE] == MERGING:
         course.times[v, T_END] = time[NOW]
@@ -201,11 +220,10 @@ def _next_event(time, work, course):
     if v < course.pass_event[p + 1]:
         course.times[v, T_START] = time[NOW]
         _note_lane_times(time, course.times[v], -1.0)
-        layer, rows = course.event_layer[v], course.rows[v]
-        start(time, work, GPU, DENSE, course.dense_us[v], layer, -1, 0, rows)
+        run_on_gpu(lanes, DENSE, course.dense_us[v], course.event_layer[v], course.rows[v])
         work[PHASE] = APPROACHING
     else:
-        start(time, work, GPU, HEAD, course.head_us[p], -1, -1, 0, 0)
+        run_on_gpu(lanes, HEAD, course.head_us[p], -1, 0)
         work[PHASE] = HEADING
 
 
@@ -217,21 +235,11 @@ def _note_lane_times(time, row, sign):
 
 
 @inlined
-def _arrive_at_gate(time, work, pools, course):
-    """Note what is known at the gate: the time, and what became of the last transfers."""
+def _arrive_at_gate(time, work, course):
+    """Note when the gate is reached, and that nothing was chosen for it yet."""
     v = work[EVENT]
     open_gate(time)
     course.times[v, T_GATE] = time[NOW]
-    layer = course.event_layer[v]
-    before = pools.fresh_event[layer]
-    if before >= 0:
-        fresh, resident = pools.fresh[layer], pools.resident[layer]
-        reused = 0
-        for i in range(course.offset[v], course.offset[v + 1]):
-            expert = course.experts[i]
-            reused += int(fresh[expert] and resident[expert])
-        course.counts[before, N_REUSED] = reused
-        course.counts[before, N_FOLLOWED] = course.counts[before, N_DEMAND]
     work[PHASE] = AT_GATE
 
 
@@ -248,10 +256,10 @@ def _release_held(work, queue):
 
 
 @inlined
-def _start_merge(time, work, course):
-    v = work[EVENT]
-    start(time, work, GPU, MERGE, course.merge_us[v], course.event_layer[v], -1, 0, course.rows[v])
-    work[PHASE] = MERGING
+def _start_merge(lanes, course):
+    v = lanes.work[EVENT]
+    run_on_gpu(lanes, MERGE, course.merge_us[v], course.event_layer[v], course.rows[v])
+    lanes.work[PHASE] = MERGING
 
 
 @inlined
@@ -291,37 +299,36 @@ def settle(state, course, decided, scores):
     ids = course.experts[course.offset[v] : course.offset[v + 1]]
     tokens = course.tokens[course.offset[v] : course.offset[v + 1]]
     row = course.counts[v]
-    problem = _check(work, pools.resident[layer], ids, decided, scores)
-    if problem != 0:
-        return problem
-    score = pools.score[layer]
-    for expert in range(len(scores)):
-        score[expert] = scores[expert]
     size = pools.expert_bytes[layer]
     row[N_TOKENS] = course.rows[v]
     row[N_BEFORE] = pools.occupied[layer]
     row[N_CAPACITY] = pools.capacity[layer]
     flying = _in_flight(work, layer)
-    _plan_work(work, state.lanes.demand, layer, course.rows[v], size, ids, tokens, decided, flying)
+    wrong = _plan(state, row, layer, course.rows[v], ids, tokens, decided, flying)
+    if wrong:
+        return _problem(work, pools.resident[layer], ids, decided)
+    if work[EQUAL] == 0 and _note_scores(pools.score[layer], scores) > 0:
+        return _nan_problem(work, scores)
     state.lanes.time[SHARED_US] = course.shared_us[v]
-    _count_decision(row, pools.resident[layer], ids, decided, flying)
+    _note_reuse(pools, course, layer, work[REUSED])
     row[N_DEMAND_BYTES] = row[N_DEMAND] * size
     row[N_CPU_BYTES] = (row[N_CPU_MISSES] + row[N_CPU_HITS]) * size
-    _settle_prefetches(work, pools.unused[layer], state.queue, row, layer, ids, decided)
-    _touch(work, pools.used[layer], ids)
+    if work[UNUSED] > 0 or work[QUEUED] > 0:
+        _settle_prefetches(work, pools.unused[layer], state.queue, row, layer, ids, decided)
     _choose_residents(state, layer, decided, flying)
     row[N_KEPT] = work[KEPT]
     row[N_AFTER] = pools.occupied[layer]
     row[N_POOL_BYTES] = work[POOL_BYTES]
     pools.fresh_event[layer] = v
     if course.decode[course.event_pass[v]]:
-        _note_window(pools.window[layer], row, len(scores))
+        _note_window(pools.window[layer], row, pools.resident.shape[1])
     work[PHASE] = IN_LAYER
     return 0
 
 
 @inlined
-def _check(work, resident, ids, decided, scores):
+def _problem(work, resident, ids, decided):
+    """Return what is wrong with the first wrong lane, and note its expert."""
     for i in range(len(decided)):
         work[PROBLEM] = ids[i]
         if decided[i] == ON_GPU:
@@ -332,11 +339,21 @@ def _check(work, resident, ids, decided, scores):
                 return IS_RESIDENT
         elif decided[i] != ON_CPU:
             return NOT_A_LANE
+    return 0
+
+
+@inlined
+def _note_scores(score, scores):
+    """Take scores over; return how many are NaN. Several at a time: the loop has no way out."""
     unknown = 0
-    for expert in range(len(scores)):  # several at a time: there is no way out of the loop
+    for expert in range(len(scores)):
+        score[expert] = scores[expert]
         unknown += int(scores[expert] != scores[expert])
-    if unknown == 0:
-        return 0
+    return unknown
+
+
+@inlined
+def _nan_problem(work, scores):
     for expert in range(len(scores) - 1, -1, -1):
         if np.isnan(scores[expert]):
             work[PROBLEM] = expert
@@ -352,51 +369,97 @@ def _in_flight(work, layer):
 
 
 @inlined
-def _plan_work(work, demand, layer, rows, size, ids, tokens, decided, flying):
-    """Fill the lanes' plan. A late prefetch is waited for, whatever lane was chosen for it."""
-    work[PLAN:PLAN_END] = 0
-    work[LAYER] = layer
-    work[TOKENS] = rows
-    work[EXPERT_BYTES] = size
-    work[PEAK] = work[USED]
+def _plan(state, row, layer, rows, ids, tokens, decided, flying):
+    """Fill the lanes' plan and the event's counts, and stamp its experts as used.
+
+    One walk through the experts, without branches: who misses cannot be predicted. The first
+    ``work[LASTING]`` entries of ``pools.ages`` become those that are resident or on their way.
+
+    Returns:
+        How many lanes are impossible; the rest is of no use then.
+    """
+    work, demand, pools = state.lanes.work, state.lanes.demand, state.pools
+    resident, used, fresh, lasting = (
+        pools.resident[layer], pools.used[layer], pools.fresh[layer], pools.ages,
+    )  # fmt: skip
+    stamp = work[USES] * len(used)
+    wrong, hits, demands, moved_tokens, cpu, cpu_tokens, cpu_hits = 0, 0, 0, 0, 0, 0, 0
+    stay, reused, total = 0, 0, 0
     for i in range(len(decided)):
-        if ids[i] == flying:
-            work[KIND + H2D] = LATE
-            work[JOB_TOKENS + H2D] = tokens[i]
-            work[LATE_TOKENS] = tokens[i]
-            work[LATE_COUNT] += 1
-            work[INCOMING] += 1
-        elif decided[i] == ON_GPU:
-            work[HIT_EXPERTS] += 1
-            work[HIT_TOKENS] += tokens[i]
-        elif decided[i] == ON_CPU:
-            work[CPU_EXPERTS] += 1
-            work[CPU_TOKENS] += tokens[i]
-        else:
-            row = work[DEMANDS]
-            demand[row, DEMAND_EXPERT] = ids[i]
-            demand[row, DEMAND_TOKENS] = tokens[i]
-            demand[row, DEMAND_KEPT] = 0
-            work[DEMANDS] += 1
-            work[INCOMING] += 1
-    work[HITS_DUE] = int(work[HIT_EXPERTS] > 0)
-    work[CPU_DUE] = int(work[CPU_EXPERTS] > 0)
-    work[SHARED_DUE] = 1
+        expert, lane, n = ids[i], decided[i], tokens[i]
+        here, moved, on_cpu = int(resident[expert]), int(lane == BY_TRANSFER), int(lane == ON_CPU)
+        wrong += int(lane != ON_CPU) & int(lane != 1 - here)
+        total += n
+        hits += here
+        reused += int(fresh[expert])
+        cpu += on_cpu
+        cpu_tokens += on_cpu * n
+        cpu_hits += on_cpu & here
+        demand[demands, DEMAND_EXPERT] = expert
+        demand[demands, DEMAND_TOKENS] = n
+        demands += moved
+        moved_tokens += moved * n
+        lasting[stay] = expert
+        stay += here | moved
+        used[expert] = stamp + i
+    work[USES] += 1
+    work[LASTING] = stay
+    work[PLAN:PLAN_END] = 0
+    work[DEMANDS], work[CPU_EXPERTS], work[CPU_TOKENS] = demands, cpu, cpu_tokens
+    late_tokens = 0
+    if flying >= 0:
+        late_tokens = _wait_for(work, demand, lasting, ids, tokens, decided, flying, resident)
+        moved_tokens -= late_tokens * (demands - work[DEMANDS])
+    demands, cpu, late = work[DEMANDS], work[CPU_EXPERTS], int(late_tokens > 0)
+    row[N_ACTIVATED], row[N_HITS], row[N_LATE], row[N_DEMAND] = len(ids), hits, late, demands
+    row[N_CPU_HITS], row[N_CPU_MISSES] = cpu_hits, cpu - cpu_hits
+    work[LAYER], work[TOKENS], work[EXPERT_BYTES] = layer, rows, pools.expert_bytes[layer]
+    work[PEAK] = work[USED]
+    work[HIT_EXPERTS] = hits - cpu_hits
+    work[HIT_TOKENS] = total - moved_tokens - work[CPU_TOKENS] - late_tokens
+    work[HITS_DUE], work[CPU_DUE], work[SHARED_DUE] = int(hits > cpu_hits), int(cpu > 0), 1
+    work[INCOMING] = demands + late
+    work[REUSED] = reused
+    return wrong
 
 
 @inlined
-def _count_decision(row, resident, ids, decided, flying):
-    row[N_ACTIVATED] = len(ids)
-    for i in range(len(ids)):
-        if resident[ids[i]]:
-            row[N_HITS] += 1
-            row[N_CPU_HITS] += int(decided[i] == ON_CPU)
-        elif ids[i] == flying:
-            row[N_LATE] += 1
-        elif decided[i] == ON_CPU:
-            row[N_CPU_MISSES] += 1
-        else:
-            row[N_DEMAND] += 1
+def _note_reuse(pools, course, layer, reused):
+    """Note what became of the transfers of the layer's last event, at its next gate."""
+    before = pools.fresh_event[layer]
+    if before >= 0:
+        course.counts[before, N_REUSED] = reused
+        course.counts[before, N_FOLLOWED] = course.counts[before, N_DEMAND]
+
+
+@inlined
+def _wait_for(work, demand, lasting, ids, tokens, decided, flying, resident):
+    """Wait for a late prefetch, whatever lane was chosen for it. Return its tokens, 0 if none.
+
+    It is no demand transfer and no CPU expert then, and it may stay.
+    """
+    late_tokens, stay, row = 0, 0, 0
+    for i in range(len(decided)):
+        moved = decided[i] == BY_TRANSFER
+        if ids[i] == flying:
+            late_tokens = tokens[i]
+            work[KIND + H2D] = LATE
+            work[JOB_TOKENS + H2D] = late_tokens
+            work[LATE_TOKENS] = late_tokens
+            work[LATE_COUNT] += 1
+            if decided[i] == ON_CPU:
+                work[CPU_EXPERTS] -= 1
+                work[CPU_TOKENS] -= late_tokens
+        elif moved:
+            demand[row, DEMAND_EXPERT] = ids[i]
+            demand[row, DEMAND_TOKENS] = tokens[i]
+            row += 1
+        if moved or ids[i] == flying or resident[ids[i]]:
+            lasting[stay] = ids[i]
+            stay += 1
+    work[DEMANDS] = row
+    work[LASTING] = stay
+    return late_tokens
 
 
 @inlined
@@ -405,6 +468,7 @@ def _settle_prefetches(work, unused, queue, row, layer, ids, decided):
     for i in range(len(ids)):
         if unused[ids[i]]:
             unused[ids[i]] = False
+            work[UNUSED] -= 1
             row[N_USEFUL] += 1
     work[USEFUL] += row[N_USEFUL]
     if work[QUEUED] == 0:
@@ -417,42 +481,63 @@ def _settle_prefetches(work, unused, queue, row, layer, ids, decided):
 
 
 @inlined
-def _touch(work, used, ids):
-    """Stamp the activated experts as most recently used, in recency order."""
-    stamp = work[USES] * len(used)
-    for i in range(len(ids)):
-        used[ids[i]] = stamp + i
-    work[USES] += 1
-
-
-@inlined
 def _choose_residents(state, layer, decided, flying):
     """Fix R' = the best of R and what is transferred; say which slots become free, and when."""
     pools, work, demand = state.pools, state.lanes.work, state.lanes.demand
+    work[FREE_BYTES] = _limit_bytes(work, pools, layer) - _pool_bytes(work, pools, layer)
+    if work[GLOBAL] == 1:
+        _choose_of_all(state, layer, decided, flying)
+    else:
+        _choose_of_layer(pools, work, layer, decided)
+    _welcome(work, pools, demand, layer, flying)
+
+
+@inlined
+def _choose_of_layer(pools, work, layer, decided):
+    """Choose among the residents of a layer's own pool and what is transferred."""
+    order, used, lasting = pools.order[layer], pools.used[layer], pools.ages
+    first = (work[USES] - 1) * len(used)
+    n = 0
+    for i in range(pools.occupied[layer]):
+        order[n] = order[i]
+        n += int(used[order[i]] < first)
+    for i in range(work[LASTING]):
+        order[n + i] = lasting[i]
+    n += work[LASTING]
+    kept = drop_worst(pools, layer, n, n - pools.capacity[layer], work[EQUAL] == 1)
+    for i in range(n - kept):
+        _let_go(work, pools, layer, layer, pools.candidates[i], first, decided)
+
+
+@inlined
+def _choose_of_all(state, layer, decided, flying):
+    """Choose among the residents of all layers and what is transferred."""
+    pools, work, demand = state.pools, state.lanes.work, state.lanes.demand
     experts = pools.resident.shape[1]
-    limit = _limit_bytes(work, pools, layer)
-    work[FREE_BYTES] = limit - _pool_bytes(work, pools, layer)
-    n = add_pool(pools, 0, layer, work[GLOBAL] == 1)
+    n = add_all_residents(pools)
     for row in range(work[DEMANDS]):
         n = add_candidate(pools, n, layer, demand[row, DEMAND_EXPERT])
     if work[KIND + H2D] == LATE:
         n = add_candidate(pools, n, layer, flying)
-    stay = retain(pools, n, limit)
     first = (work[USES] - 1) * experts
-    lost = pools.lost
-    for i in range(stay, n):
+    for i in range(retain(pools, n, work[BUDGET_BYTES]), n):
         owner, expert = pools.candidates[i] // experts, pools.candidates[i] % experts
-        if not pools.resident[owner, expert]:
-            lost[expert] = True  # it arrives, but does not stay
-            continue
-        _drop(work, pools, owner, expert)
-        # A slot that this event's hits kernel reads is free only afterwards.
-        rank = pools.used[owner, expert] - first
-        if owner == layer and rank >= 0 and decided[rank] == ON_GPU:
-            work[FREED_BY_HITS] += work[EXPERT_BYTES]
-        else:
-            work[FREE_BYTES] += pools.expert_bytes[owner]
-    _welcome(work, pools, demand, layer, flying)
+        _let_go(work, pools, layer, owner, expert, first, decided)
+
+
+@inlined
+def _let_go(work, pools, layer, owner, expert, first, decided):
+    """Drop a resident of layer ``owner``, or mark an arrival as one that does not stay."""
+    if not pools.resident[owner, expert]:
+        pools.lost[expert] = True
+        return
+    _drop(work, pools, owner, expert)
+    # A slot that this event's hits kernel reads is free only afterwards.
+    rank = pools.used[owner, expert] - first
+    if owner == layer and rank >= 0 and decided[rank] == ON_GPU:
+        work[FREED_BY_HITS] += work[EXPERT_BYTES]
+    else:
+        work[FREE_BYTES] += pools.expert_bytes[owner]
 
 
 @inlined
@@ -462,7 +547,7 @@ def _welcome(work, pools, demand, layer, flying):
     fresh[:] = False
     for row in range(work[DEMANDS]):
         expert = demand[row, DEMAND_EXPERT]
-        fresh[expert] = True
+        fresh[expert] = not lost[expert]
         demand[row, DEMAND_KEPT] = int(not lost[expert])
         if not lost[expert]:
             _add(work, pools, layer, expert)
@@ -488,10 +573,12 @@ def _add(work, pools, layer, expert):
 def _drop(work, pools, layer, expert):
     """Make a resident expert leave; a prefetched one that was never used was wasted."""
     pools.resident[layer, expert] = False
+    pools.fresh[layer, expert] = False
     pools.occupied[layer] -= 1
     work[POOL_BYTES] -= pools.expert_bytes[layer]
     if pools.unused[layer, expert]:
         pools.unused[layer, expert] = False
+        work[UNUSED] -= 1
         work[WASTED] += 1
 
 
@@ -535,33 +622,55 @@ def admit(state, scores):
     if pools.resident[layer, expert]:
         work[WASTED] += 1
         return 0
-    experts = pools.resident.shape[1]
-    n = add_pool(pools, 0, layer, work[GLOBAL] == 1)
-    n = add_candidate(pools, n, layer, expert)
-    stay = retain(pools, n, _limit_bytes(work, pools, layer))
-    arrived = layer * experts + expert
-    stays = True
-    for i in range(stay, n):
-        if pools.candidates[i] == arrived:
-            stays = False
-        else:
-            _drop(work, pools, pools.candidates[i] // experts, pools.candidates[i] % experts)
+    if work[GLOBAL] == 1:
+        stays = _admit_to_all(work, pools, layer, expert)
+    else:
+        stays = _admit_to_layer(work, pools, layer, expert)
     if stays:
         _add(work, pools, layer, expert)
         pools.unused[layer, expert] = True
+        work[UNUSED] += 1
     else:
         work[WASTED] += 1
     return 0
+
+
+@inlined
+def _admit_to_layer(work, pools, layer, expert):
+    """Whether an arrival stays in the layer's own pool; who has to make room leaves."""
+    n = insert_in_order(pools, layer, pools.occupied[layer], expert)
+    kept = drop_worst(pools, layer, n, n - pools.capacity[layer], work[EQUAL] == 1)
+    stays = True
+    for i in range(n - kept):
+        if pools.candidates[i] == expert:
+            stays = False
+        else:
+            _drop(work, pools, layer, pools.candidates[i])
+    return stays
+
+
+@inlined
+def _admit_to_all(work, pools, layer, expert):
+    """Whether an arrival stays in the pool of all layers; who has to make room leaves."""
+    experts = pools.resident.shape[1]
+    n = add_candidate(pools, add_all_residents(pools), layer, expert)
+    stays = True
+    for i in range(retain(pools, n, work[BUDGET_BYTES]), n):
+        if pools.candidates[i] == layer * experts + expert:
+            stays = False
+        else:
+            _drop(work, pools, pools.candidates[i] // experts, pools.candidates[i] % experts)
+    return stays
 
 
 @lean
 def shrink(state, layer):
     """Drop the lowest-scored residents of a layer that exceed its capacity."""
     pools, work = state.pools, state.lanes.work
-    n = add_residents(pools, 0, layer)
-    stay = retain(pools, n, pools.capacity[layer] * pools.expert_bytes[layer])
-    for i in range(stay, n):
-        _drop(work, pools, layer, pools.candidates[i] % pools.resident.shape[1])
+    n = pools.occupied[layer]
+    kept = drop_worst(pools, layer, n, n - pools.capacity[layer], work[EQUAL] == 1)
+    for i in range(n - kept):
+        _drop(work, pools, layer, pools.candidates[i])
 
 
 @lean
@@ -598,10 +707,15 @@ def set_residents(state, layer, ids):
     experts = pools.resident.shape[1]
     for expert in range(experts):
         if pools.resident[layer, expert]:
+            retained = pools.fresh[layer, expert]
             _drop(work, pools, layer, expert)
+            pools.fresh[layer, expert] = retained  # until this gate
     for expert in ids:
         _add(work, pools, layer, expert)
-    if work[GLOBAL] == 1 and work[POOL_BYTES] > work[BUDGET_BYTES]:
+    if work[GLOBAL] == 0:
+        for n in range(len(ids)):
+            insert_in_order(pools, layer, n, ids[n])
+    elif work[POOL_BYTES] > work[BUDGET_BYTES]:
         n = 0
         for other in range(len(pools.occupied)):
             if other != layer:

@@ -17,7 +17,7 @@ from oled_sim.costs.tables import (
     dense_batch_us,
     lookup,
 )
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import inlined, kernel
 from oled_sim.engine.state import Course
 from oled_sim.errors import ProfileError
 
@@ -87,8 +87,20 @@ def attention_us(tables, load):  # noqa: ANN001, ANN201
     times = np.empty(len(load))
     for i in range(len(load)):
         tokens, requests, context = load[i, 0], load[i, 1], load[i, 2]
-        times[i] = dense_batch_us(tables, tokens, requests, context / requests)
+        if i > 0 and _same(load, i):  # as most layers of a pass are
+            times[i] = times[i - 1]
+        else:
+            times[i] = dense_batch_us(tables, tokens, requests, context / requests)
     return times
+
+
+@inlined
+def _same(load, i):  # noqa: ANN001, ANN202
+    """Whether row i is as the one before."""
+    same = True
+    for column in range(load.shape[1]):
+        same = same and load[i, column] == load[i - 1, column]
+    return same
 
 
 @kernel
@@ -97,5 +109,8 @@ def curve_us(tables, curves, counts):  # noqa: ANN001, ANN201
     times = np.empty((len(curves), len(counts)))
     for c in range(len(curves)):
         for i in range(len(counts)):
-            times[c, i] = lookup(tables, curves[c], counts[i], 0.0)
+            if i > 0 and counts[i] == counts[i - 1]:
+                times[c, i] = times[c, i - 1]
+            else:
+                times[c, i] = lookup(tables, curves[c], counts[i], 0.0)
     return times

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from oled_sim.engine.averages import mean, ratio
 from oled_sim.engine.members import Member
+from oled_sim.engine.jit import kernel
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import (
     N_ACTIVATED,
@@ -100,8 +101,7 @@ class PassTable:
     def __init__(self, record: GroupRecord, scope: str, pool_slots: int) -> None:
         course = record.course
         passes = len(course.pass_times)
-        self.counts = np.zeros((passes, course.counts.shape[1]), np.int64)
-        np.add.at(self.counts, course.event_pass, course.counts)
+        self.counts = sum_by_pass(course.counts, course.pass_event)
         self.pass_counts = course.pass_counts
         self.pass_times = course.pass_times
         self.time = course.pass_times[:, 1] - course.pass_times[:, 0]
@@ -110,6 +110,25 @@ class PassTable:
             self.utilization = _ratio(self.counts[:, N_HITS].astype(np.float64), slots)
         else:
             self.utilization = _layer_utilization(course.counts, course.event_pass, passes)
+
+
+@kernel
+def sum_by_pass(counts, pass_event):  # noqa: ANN001, ANN201
+    """Return event columns summed over each pass.
+
+    Args:
+        counts: int64 [V, n], one row per event in execution order.
+        pass_event: int64 [P + 1], first event of each pass.
+
+    Returns:
+        int64 [P, n].
+    """
+    total = np.zeros((len(pass_event) - 1, counts.shape[1]), np.int64)
+    for p in range(len(total)):
+        for v in range(pass_event[p], pass_event[p + 1]):
+            for column in range(counts.shape[1]):
+                total[p, column] += counts[v, column]
+    return total
 
 
 def _layer_utilization(

@@ -1,7 +1,9 @@
-"""Who stays: selection by (score, most recent use, lowest id) within a budget of bytes.
+"""Who stays: selection by (score, most recent use, lowest id) within a budget.
 
-A candidate is the number ``layer · E + expert``. A selection drops the worst candidates until the
-rest fits; one scored −inf is always dropped.
+A layer with a pool of its own keeps its residents in the order in which equals would go
+(``Pools.order``): an event moves what it activates to the end, so nothing is ever sorted by age.
+One pool for all layers is a budget of bytes, and its candidates, numbered ``layer · E + expert``,
+are compared in full. One scored −inf is always dropped.
 """
 
 from __future__ import annotations
@@ -12,8 +14,116 @@ from oled_sim.engine.jit import inlined, lean
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
-FEW = 16
-"""So many are found faster by one walk through all than by building a heap."""
+
+@lean
+def drop_worst(pools, layer, n, over, equal):
+    """Take the worst of a layer's first ``n`` in order out of it.
+
+    Args:
+        pools: the pools.
+        layer: whose ``order`` holds the candidates.
+        n: how many there are.
+        over: how many must go at least; all scored −inf go.
+        equal: whether all have one score, whatever ``score`` says.
+
+    Returns:
+        How many stay, in ``order``; ``candidates`` begins with those that go.
+    """
+    order, gone = pools.order[layer], pools.candidates
+    if equal:
+        over = max(over, 0)
+        for i in range(over):
+            gone[i] = order[i]
+        for i in range(n - over):
+            order[i] = order[i + over]
+        return n - over
+    score, keys = pools.score[layer], pools.keys
+    hopeless = 0
+    for i in range(n):
+        keys[i] = score[order[i]]
+        hopeless += int(keys[i] == -np.inf)
+    over = max(over, hopeless)
+    if over <= 0:
+        return n
+    level, ties = _dropping_level(keys, pools.levels, n, over)
+    kept, dropped = 0, 0
+    for i in range(n):
+        expert, key = order[i], keys[i]
+        if key < level or (key == level and ties > 0):
+            ties -= int(key == level)
+            gone[dropped] = expert
+            dropped += 1
+        else:
+            order[kept] = expert
+            kept += 1
+    return kept
+
+
+@inlined
+def _dropping_level(keys, scratch, n, over):
+    """Return the ``over``-th lowest key, and how many of the keys equal to it are among ``over``.
+
+    The key of the first, least recently used, is often the lowest: of residents that the event
+    does not activate, many score alike.
+    """
+    level = keys[0]
+    below, equal = _rank(keys, n, level)
+    if not below < over <= below + equal:
+        level = _nth_lowest(keys, scratch, n, over - 1)
+        below, equal = _rank(keys, n, level)
+    return level, over - below
+
+
+@inlined
+def _rank(keys, n, level):
+    """Return how many of the first n keys are below a level, and how many equal it."""
+    below, equal = 0, 0
+    for i in range(n):
+        below += int(keys[i] < level)
+        equal += int(keys[i] == level)
+    return below, equal
+
+
+@lean
+def _nth_lowest(keys, scratch, n, nth):
+    """Return the key that would stand at place ``nth`` if the first n were sorted (quickselect)."""
+    for i in range(n):
+        scratch[i] = keys[i]
+    low, high = 0, n - 1
+    while low < high:
+        pivot = scratch[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while scratch[i] < pivot:
+                i += 1
+            while scratch[j] > pivot:
+                j -= 1
+            if i <= j:
+                scratch[i], scratch[j] = scratch[j], scratch[i]
+                i += 1
+                j -= 1
+        if nth <= j:
+            high = j
+        elif nth >= i:
+            low = i
+        else:
+            break
+    return scratch[nth]
+
+
+@lean
+def insert_in_order(pools, layer, n, expert):
+    """Insert an expert among the first ``n`` in a layer's order; return their new number."""
+    order, used = pools.order[layer], pools.used[layer]
+    at = n
+    while at > 0:
+        other = order[at - 1]
+        if used[other] < used[expert] or (used[other] == used[expert] and other > expert):
+            break
+        order[at] = other
+        at -= 1
+    order[at] = expert
+    return n + 1
 
 
 @lean
@@ -43,12 +153,11 @@ def add_residents(pools, n, layer):
 
 
 @lean
-def add_pool(pools, n, layer, whole):
-    """Append the residents of the pool that serves ``layer``: the layer's, or all of them."""
-    if not whole:
-        return add_residents(pools, n, layer)
-    for other in range(pools.resident.shape[0]):
-        n = add_residents(pools, n, other)
+def add_all_residents(pools):
+    """Make the residents of all layers candidates; return how many there are."""
+    n = 0
+    for layer in range(pools.resident.shape[0]):
+        n = add_residents(pools, n, layer)
     return n
 
 
@@ -66,8 +175,6 @@ def retain(pools, n, limit_bytes):
         hopeless = hopeless or pools.keys[i] == -np.inf
     if total <= limit_bytes and not hopeless:
         return n
-    if not hopeless and total - limit_bytes <= FEW * pools.sizes[0] and _of_one_size(pools, n):
-        return _drop_few(pools, n, (total - limit_bytes - 1) // pools.sizes[0] + 1)
     for i in range(n // 2 - 1, -1, -1):
         _sift_down(pools, i, n)
     kept = n
@@ -77,42 +184,6 @@ def retain(pools, n, limit_bytes):
         _swap(pools, 0, kept)
         _sift_down(pools, 0, kept)
     return kept
-
-
-@inlined
-def _of_one_size(pools, n):
-    """Whether all candidates take equally many bytes."""
-    others = 0
-    for i in range(1, n):
-        others += int(pools.sizes[i] != pools.sizes[0])
-    return others == 0
-
-
-@inlined
-def _drop_few(pools, n, few):
-    """Move the ``few`` worst to the end, the worst last; return how many are left.
-
-    The end is kept in order while the rest is walked through: hardly any gets in.
-    """
-    kept = n - few
-    for i in range(kept + 1, n):
-        _sink(pools, i, kept)
-    for i in range(kept):
-        if _worse(pools, i, kept):
-            _swap(pools, i, kept)
-            for j in range(kept, n - 1):
-                if not _worse(pools, j, j + 1):
-                    break
-                _swap(pools, j, j + 1)
-    return kept
-
-
-@inlined
-def _sink(pools, i, first):
-    """Move candidate i down to its place among the ones from ``first`` on, the best first."""
-    while i > first and _worse(pools, i - 1, i):
-        _swap(pools, i - 1, i)
-        i -= 1
 
 
 @inlined

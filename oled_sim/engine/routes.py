@@ -21,21 +21,22 @@ def activated_sets(rows, routes, n_experts):
         n_experts: E.
 
     Returns:
-        offset int64 [V + 1], experts int64 [ΣA] in the order of their last row (and last slot
-        in it), tokens int64 [ΣA].
+        offset int64 [V + 1], experts uint16 [ΣA] in the order of their last row (and last slot
+        in it), tokens int32 [ΣA].
     """
     events = len(rows) - 1
     offset = np.zeros(events + 1, np.int64)
     count = np.zeros(n_experts, np.int32)
-    met = np.empty(n_experts + 1, np.int32)
+    met = np.empty(n_experts + 1, np.uint16)
     # Room grows as needed: fresh pages for the most possible would cost more than the union.
-    experts = np.empty(64 * events + n_experts, np.int64)
-    tokens = np.empty(64 * events + n_experts, np.int64)
+    experts = np.empty(64 * events + n_experts, np.uint16)
+    tokens = np.empty(64 * events + n_experts, np.int32)
+    flat, top_k = routes.reshape(-1), routes.shape[1]
     begin = 0
     for v in range(events):
         if begin + n_experts > len(experts):
             experts, tokens = _grown(experts, n_experts), _grown(tokens, n_experts)
-        n = _unite(rows[v], rows[v + 1], routes, count, met)
+        n = _unite(flat[rows[v] * top_k : rows[v + 1] * top_k], count, met)
         for i in range(n):
             expert = met[n - 1 - i]
             experts[begin + i] = expert
@@ -43,23 +44,22 @@ def activated_sets(rows, routes, n_experts):
             count[expert] = 0
         begin += n
         offset[v + 1] = begin
-    return offset, experts[:begin].copy(), tokens[:begin].copy()
+    return offset, experts[:begin], tokens[:begin]
 
 
 @inlined
-def _unite(first, end, routes, count, met):
-    """Count the tokens of each expert of an event, and list the experts, last row first.
+def _unite(routes, count, met):
+    """Count the tokens of each expert of an event, and list the experts, last route first.
 
-    Rows are read backwards, so an expert is met first at its last row. Without branches: whether
-    a route is met for the first time cannot be predicted.
+    Routes are read backwards, so an expert is met first at its last row. Without branches:
+    whether a route is met for the first time cannot be predicted.
     """
     n = 0
-    for row in range(end - 1, first - 1, -1):
-        for j in range(routes.shape[1] - 1, -1, -1):
-            expert = routes[row, j]
-            met[n] = expert
-            n += int(count[expert] == 0)
-            count[expert] += 1
+    for i in range(len(routes) - 1, -1, -1):
+        expert = routes[i]
+        met[n] = expert
+        n += int(count[expert] == 0)
+        count[expert] += 1
     return n
 
 
@@ -77,7 +77,7 @@ def gate_masses(rows, routes, gates, offset, experts, n_experts):
 
     Args:
         rows: int64 [V + 1], routing rows of each event. routes: unsigned [N, k].
-        gates: float32 [N, k]. offset: int64 [V + 1]. experts: int64 [ΣA].
+        gates: float32 [N, k]. offset: int64 [V + 1]. experts: uint16 [ΣA].
         n_experts: E.
     """
     mass = np.zeros(len(experts))

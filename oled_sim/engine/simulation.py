@@ -25,6 +25,7 @@ from oled_sim.engine.state import (
     CPU_EXPERTS,
     CPU_TOKENS,
     DECIDE,
+    EQUAL,
     EVENT,
     GLOBAL,
     HIT_EXPERTS,
@@ -156,6 +157,7 @@ class Simulation:
     def _reset(self) -> None:
         """Put the engine into the state before the first request: empty, at time zero."""
         layers, experts = len(self.geometry.layers), self.geometry.experts
+        overrides = self.hooks.overrides
         capacity = self.shares
         if not self._per_layer:
             capacity = np.full(layers, self._pool_slots, np.int64)
@@ -169,6 +171,9 @@ class Simulation:
         self.work = self.state.lanes.work
         self.work[GLOBAL] = int(not self._per_layer)
         self.work[BUDGET_BYTES] = self.total_bytes
+        self.work[EQUAL] = int(
+            not (overrides["score"] or overrides["rescore"] or overrides["revise"])
+        )
         self._passes_since = 0
         self._open: Handover | None = None
         self._decoded: dict[int, NDArray[np.int64]] = {}
@@ -214,6 +219,8 @@ class Simulation:
             raise self.hooks.fail(f"place() fills {size} of {self.total_bytes} bytes")
         pools.resident[:] = mask
         pools.occupied[:] = count
+        for layer in np.flatnonzero(count):  # nothing has been used: the highest ids go first
+            pools.order[layer, : count[layer]] = np.flatnonzero(mask[layer])[::-1]
         self.work[POOL_BYTES] = size
         self.initial_residents = int(count.sum())
 
@@ -287,10 +294,12 @@ class Simulation:
         """Run compiled to the next end of a pass at which Python has something to do."""
         hooks, work = self.hooks, self.work
         first = hooks.pass_index = int(work[PASS])
-        until = first + 1 if self._asks_after_pass else batch.passes
+        asks = self._asks_after_pass
+        until = first + 1 if asks else batch.passes
         loop, gate = compiled.loop_for(offered.decide), compiled.gate_of(batch, self.policy.needs)
+        work[EQUAL] = int(not offered.scores)
         experts = self.geometry.experts
-        scratch = np.empty(experts, np.int64), np.empty(experts)
+        scratch = np.empty(experts, np.int64), np.zeros(experts)
         while True:
             try:
                 stop = loop(
@@ -310,8 +319,10 @@ class Simulation:
             elif stop < 0:
                 raise hooks.explain(stop, int(work[PROBLEM]))
         hooks.layer = -1
-        for p in range(first, until):
-            self._end_pass(batch, p)
+        if asks:
+            self._end_pass(batch, first)
+        else:
+            self._passes_since += int(course.decode[first:].sum())
 
     def _locate(self, batch: Batch, course: Course) -> None:
         """Tell the hooks which event runs, for what they say when something is wrong."""
@@ -445,8 +456,8 @@ class Simulation:
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
             layer=layer,
-            experts=_own(batch.experts[active]),
-            tokens=_own(batch.tokens[active]),
+            experts=_own(batch.experts[active], np.int64),
+            tokens=_own(batch.tokens[active], np.int64),
             gate_mass=_own(batch.gate_mass[active]),
             routes=_own(batch.routes[rows]),
             gates=None if batch.gates is None else _own(batch.gates[rows]),
@@ -564,9 +575,9 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _own(array: NDArray[Any]) -> NDArray[Any]:
+def _own(array: NDArray[Any], dtype: type | None = None) -> NDArray[Any]:
     """Return a read-only copy: a view would lead to the rest of the trace, or of the state."""
-    copied = array.copy()
+    copied = array.copy() if dtype is None else array.astype(dtype)
     copied.flags.writeable = False
     return copied
 

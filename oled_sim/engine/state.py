@@ -45,7 +45,7 @@ PATH = 17  # + 3 · lane + i: time of lane i in the chain of waiting that ends w
 SHARED_US = 26  # cost of the event's shared expert
 TIMES = 27
 
-# `Lanes.work` (int64 [60]): the running jobs, the plan of an event, staging slots, and the run.
+# `Lanes.work` (int64 [64]): the running jobs, the plan of an event, staging slots, and the run.
 KIND = 0  # + lane
 JOB_LAYER = 3  # + lane
 JOB_EXPERT = 6  # + lane: -1 for several
@@ -100,8 +100,12 @@ PLAN, PLAN_END = 15, 38
     USEFUL,  # prefetches used in this pass
     LATE_COUNT,
     WASTED,
-) = range(38, 60)
-WORK = 60
+    UNUSED,  # prefetched residents that nothing has used yet
+    EQUAL,  # 1 if the policy scores no expert: all are equal, and stay so
+    LASTING,  # activated experts that are resident or on their way
+    REUSED,  # of the layer's last demand transfers, those retained and activated now
+) = range(38, 64)
+WORK = 64
 
 # Columns of `Lanes.demand` (int64 [E, 3]).
 DEMAND_EXPERT, DEMAND_TOKENS, DEMAND_KEPT = range(3)
@@ -176,20 +180,24 @@ class Pools(NamedTuple):
         score: float64 [L, E], the last score of each expert.
         used: int64 [L, E], recency stamps: larger is more recent, -1 never used; the event's
             number times E plus the rank inside the event.
+        order: int64 [L, E], the first ``occupied`` entries are the residents of a layer, the one
+            that goes first among equals in front: least recently used, then highest id. Kept only
+            where every layer has a pool of its own.
         occupied: int64 [L], residents. capacity: int64 [L], slots (the whole pool's if global).
         expert_bytes: int64 [L].
-        fresh: bool [L, E], demand-transferred at the layer's last event.
+        fresh: bool [L, E], demand-transferred at the layer's last event and resident since.
         fresh_event: int64 [L], row of that event in the batch, -1 none in this request.
         unused: bool [L, E], resident by a prefetch and not used yet.
         window: float64 [L, 4], since the last allocation: events, Σ |A|/E, events with a slot,
             Σ |R ∩ A|/C.
-        candidates, ages, sizes: int64 [L·E + 1], keys: float64 [L·E + 1], lost: bool [E], scratch
-            of a selection.
+        candidates, ages, sizes: int64 [L·E + 1], keys, levels: float64 [L·E + 1], lost: bool [E],
+            scratch of a selection; ``lost`` is false everywhere between selections.
     """
 
     resident: NDArray[np.bool_]
     score: NDArray[np.float64]
     used: NDArray[np.int64]
+    order: NDArray[np.int64]
     occupied: NDArray[np.int64]
     capacity: NDArray[np.int64]
     expert_bytes: NDArray[np.int64]
@@ -201,6 +209,7 @@ class Pools(NamedTuple):
     ages: NDArray[np.int64]
     sizes: NDArray[np.int64]
     keys: NDArray[np.float64]
+    levels: NDArray[np.float64]
     lost: NDArray[np.bool_]
 
 
@@ -208,7 +217,7 @@ class Lanes(NamedTuple):
     """The three lanes, and every number of a run that is no table.
 
     Attributes:
-        time: float64 [27], work: int64 [60], entries named above.
+        time: float64 [27], work: int64 [64], entries named above.
         demand: int64 [E, 3], the event's demand transfers in order.
         copy_us: float64 [L], copy of one expert. expert_bytes: int64 [L].
         log: float64 [n, 11], jobs that ended, columns ``LOG_COLUMNS`` and ``GAUGES``; n = 0 keeps
@@ -257,7 +266,7 @@ class Course(NamedTuple):
         event_layer: int64 [V]. event_pass: int64 [V]. pass_event: int64 [P + 1], first event.
         rows: int64 [V], routing rows T of each event.
         offset: int64 [V + 1], where each event's experts start in the next three.
-        experts: int64 [ΣA], activated experts in recency order. tokens: int64 [ΣA].
+        experts: uint16 [ΣA], activated experts in recency order. tokens: int32 [ΣA].
         dense_us, shared_us, merge_us: float64 [V].
         start_us, head_us: float64 [P].
         counts: int64, times: float64, one row per event. pass_counts: int64, pass_times: float64,
@@ -270,8 +279,8 @@ class Course(NamedTuple):
     pass_event: NDArray[np.int64]
     rows: NDArray[np.int64]
     offset: NDArray[np.int64]
-    experts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
+    experts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]
     dense_us: NDArray[np.float64]
     shared_us: NDArray[np.float64]
     merge_us: NDArray[np.float64]
@@ -324,6 +333,7 @@ def new_pools(
         resident=np.zeros(shape, np.bool_),
         score=np.zeros(shape),
         used=np.full(shape, -1, np.int64),
+        order=np.zeros(shape, np.int64),
         occupied=np.zeros(layers, np.int64),
         capacity=capacity.copy(),
         expert_bytes=expert_bytes,
@@ -335,6 +345,7 @@ def new_pools(
         ages=np.zeros(layers * experts + 1, np.int64),
         sizes=np.zeros(layers * experts + 1, np.int64),
         keys=np.zeros(layers * experts + 1),
+        levels=np.zeros(layers * experts + 1),
         lost=np.zeros(experts, np.bool_),
     )
 

@@ -93,86 +93,102 @@ from oled_sim.engine.state import (
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
+GPU_BIT, H2D_BIT, CPU_BIT = 1 << GPU, 1 << H2D, 1 << CPU
+
 TIE_US = 1e-6
 """Completions closer than a picosecond are one instant: float64 sums differ by less than that."""
+
+# Lanes are 0, 1 and 2, and the entries of a lane are marked + lane, so ``time[LEFT]`` is the GPU's.
 
 
 @lean
 def start(time, work, lane, kind, duration_us, layer, expert, experts, tokens):
     """Start a job on an idle lane; its duration is what it takes with the other lanes idle."""
-    work[KIND + lane] = kind
-    work[JOB_LAYER + lane] = layer
-    work[JOB_EXPERT + lane] = expert
-    work[JOB_EXPERTS + lane] = experts
-    work[JOB_TOKENS + lane] = tokens
+    _note_job(work, lane, kind, layer, expert, experts, tokens)
     time[LEFT + lane] = duration_us
     time[BEGAN + lane] = time[NOW]
-    cause = _cause(time, lane)
-    for i in range(3):
-        time[PATH + 3 * lane + i] = time[PATH + 3 * cause + i] if cause >= 0 else 0.0
     if not duration_us >= 0.0:  # NaN: the profile does not reach so far
         work[FAULT] = kind
 
 
 @inlined
-def _cause(time, lane):
-    """Return the lane whose last job the new one waited for; -1 if it waited for the gate."""
-    now = time[NOW]
-    if now <= time[GATE]:
-        return -1
-    if time[ENDED + lane] == now:
-        return lane
-    for other in range(3):
-        if time[ENDED + other] == now:
-            return other
-    return -1
-
-
-@lean
-def step(time, work, interference, log):
-    """Advance to the next completion. Return the set of lanes (bits) whose job ended."""
-    busy = 0
-    for lane in range(3):
-        if work[KIND + lane] != IDLE:
-            busy |= 1 << lane
-    wait = np.inf
-    for lane in range(3):
-        if busy >> lane & 1:
-            wait = min(wait, time[LEFT + lane] * interference[lane, busy])
-    time[NOW] += wait
-    ended = 0
-    for lane in range(3):
-        if busy >> lane & 1:
-            factor = interference[lane, busy]
-            time[BUSY + lane] += wait
-            if time[LEFT + lane] * factor <= wait + TIE_US:
-                ended |= 1 << lane
-                _end(time, work, lane, log)
-            else:
-                time[LEFT + lane] -= wait / factor
-    return ended
+def run_on_gpu(lanes, kind, duration_us, layer, tokens):
+    """Start a job on the idle GPU lane, and end it at once if no other lane is in its way."""
+    time, work = lanes.time, lanes.work
+    if work[KIND + H2D] != IDLE or work[QUEUED] > 0 or len(lanes.log) > 0:
+        start(time, work, GPU, kind, duration_us, layer, -1, 0, tokens)
+        return
+    began = time[NOW]
+    time[NOW] = began + duration_us
+    time[ENDED + GPU] = time[NOW]
+    time[BUSY + GPU] += duration_us
+    time[CRITICAL + GPU] += time[NOW] - began
 
 
 @inlined
-def _end(time, work, lane, log):
-    now = time[NOW]
-    time[PATH + 4 * lane] += now - max(time[BEGAN + lane], time[GATE])
-    time[ENDED + lane] = now
+def _note_job(work, lane, kind, layer, expert, experts, tokens):
+    work[KIND + lane] = kind
+    work[JOB_LAYER + lane] = layer
+    work[JOB_EXPERT + lane] = expert
+    work[JOB_EXPERTS + lane] = experts
+    work[JOB_TOKENS + lane] = tokens
+
+
+@inlined
+def _log_job(work, log, lane, began_us, now_us):
+    """Write a job that ends now to the log, if there is one, with the gauges of the moment."""
     row = work[LOGGED]
-    if row < len(log):
-        log[row, 0] = lane
-        log[row, 1] = work[KIND + lane]
-        log[row, 2] = work[JOB_LAYER + lane]
-        log[row, 3] = work[JOB_EXPERT + lane]
-        log[row, 4] = work[JOB_EXPERTS + lane]
-        log[row, 5] = work[JOB_TOKENS + lane]
-        log[row, 6] = time[BEGAN + lane]
-        log[row, 7] = now
-        log[row, 8] = work[USED]
-        log[row, 9] = work[DEMANDS] - work[NEXT_DEMAND]
-        log[row, 10] = work[QUEUED]
-        work[LOGGED] = row + 1
-    work[KIND + lane] = IDLE
+    if row >= len(log):
+        return
+    log[row, 0] = lane
+    log[row, 1] = work[KIND + lane]
+    log[row, 2] = work[JOB_LAYER + lane]
+    log[row, 3] = work[JOB_EXPERT + lane]
+    log[row, 4] = work[JOB_EXPERTS + lane]
+    log[row, 5] = work[JOB_TOKENS + lane]
+    log[row, 6] = began_us
+    log[row, 7] = now_us
+    log[row, 8] = work[USED]
+    log[row, 9] = work[DEMANDS] - work[NEXT_DEMAND]
+    log[row, 10] = work[QUEUED]
+    work[LOGGED] = row + 1
+
+
+@inlined
+def _until_next(slow, busy, left_gpu, left_h2d, left_cpu):
+    """Return the time to the next completion among the busy lanes (a bit set)."""
+    wait = np.inf
+    if busy & GPU_BIT:
+        wait = left_gpu * slow[GPU, busy]
+    if busy & H2D_BIT:
+        wait = min(wait, left_h2d * slow[H2D, busy])
+    if busy & CPU_BIT:
+        wait = min(wait, left_cpu * slow[CPU, busy])
+    return wait
+
+
+@inlined
+def _left_after(left, factor, wait):
+    """Return what is left of a job after ``wait``; 0 if it ends."""
+    return 0.0 if left * factor <= wait + TIE_US else left - wait / factor
+
+
+@inlined
+def _chain_of(now, gate, ended_us, chain, ended_a_us, chain_a, ended_b_us, chain_b):
+    """Return the chain of waiting that a job starting now continues: (gpu, h2d, cpu) in µs.
+
+    That of the job whose end it waited for: one of its own lane if it can be, else of lane a or b;
+    at the gate there is none.
+    """
+    if now <= gate:
+        return 0.0, 0.0, 0.0
+    if ended_us == now:
+        return chain
+    if ended_a_us == now:
+        return chain_a
+    if ended_b_us == now:
+        return chain_b
+    return 0.0, 0.0, 0.0
 
 
 @lean
@@ -185,15 +201,33 @@ def open_gate(time):
 
 @lean
 def finish_gpu(lanes, queue, tables):
-    """Run until the GPU lane is free. Return DECIDE, or ARRIVED when a prefetch arrived before."""
-    time, work, log = lanes.time, lanes.work, lanes.log
+    """Run until the GPU lane is free. Return DECIDE, or ARRIVED when a prefetch arrived before.
+
+    Only prefetches run beside it.
+    """
+    time, work, log, slow = lanes.time, lanes.work, lanes.log, tables.interference
     while work[KIND + GPU] != IDLE:
         if work[QUEUED] > 0 and work[KIND + H2D] == IDLE:
             _start_prefetch(lanes, queue)
-        ended = step(time, work, tables.interference, log)
-        if ended >> GPU & 1:
+        copies = work[KIND + H2D] != IDLE
+        busy = GPU_BIT | H2D_BIT if copies else GPU_BIT
+        wait = _until_next(slow, busy, time[LEFT + GPU], time[LEFT + H2D], 0.0)
+        time[NOW] += wait
+        time[BUSY + GPU] += wait
+        time[LEFT + GPU] = _left_after(time[LEFT + GPU], slow[GPU, busy], wait)
+        if time[LEFT + GPU] == 0.0:
             time[CRITICAL + GPU] += time[NOW] - time[BEGAN + GPU]
-        if ended >> H2D & 1:
+            time[ENDED + GPU] = time[NOW]
+            _log_job(work, log, GPU, time[BEGAN + GPU], time[NOW])
+            work[KIND + GPU] = IDLE
+        if not copies:
+            continue
+        time[BUSY + H2D] += wait
+        time[LEFT + H2D] = _left_after(time[LEFT + H2D], slow[H2D, busy], wait)
+        if time[LEFT + H2D] == 0.0:
+            time[ENDED + H2D] = time[NOW]
+            _log_job(work, log, H2D, time[BEGAN + H2D], time[NOW])
+            work[KIND + H2D] = IDLE
             _take_arrival(work, queue.arrived)
             return ARRIVED
     return DECIDE
@@ -207,64 +241,128 @@ def finish_layer(lanes, queue, tables, whole):
     slot is overwritten that the event still needs; for another pool the engine asks at once.
     ``whole``: 1 if one pool serves all layers.
 
+    What changes at every step is held in local variables, which a compiler keeps in registers.
+
     Returns:
         DECIDE when all is done, ARRIVED, or OUTSIDE_PROFILE.
     """
     time, work, demand, log = lanes.time, lanes.work, lanes.demand, lanes.log
-    copy_us, interference = lanes.copy_us[work[LAYER]], tables.interference
+    copy_us, slow = lanes.copy_us[work[LAYER]], tables.interference
+    now, gate = time[NOW], time[GATE]
+    left_gpu, left_h2d, left_cpu = time[LEFT], time[LEFT + H2D], time[LEFT + CPU]
+    began_gpu, began_h2d, began_cpu = time[BEGAN], time[BEGAN + H2D], time[BEGAN + CPU]
+    ended_gpu, ended_h2d, ended_cpu = time[ENDED], time[ENDED + H2D], time[ENDED + CPU]
+    chain_gpu = time[PATH], time[PATH + 1], time[PATH + 2]
+    chain_h2d = time[PATH + 3], time[PATH + 4], time[PATH + 5]
+    chain_cpu = time[PATH + 6], time[PATH + 7], time[PATH + 8]
+    gpu, h2d, cpu = work[KIND], work[KIND + H2D], work[KIND + CPU]
+    busy_gpu, busy_h2d, busy_cpu = 0.0, 0.0, 0.0
+    fault, stop = IDLE, DECIDE
     while True:
-        if work[KIND + GPU] == IDLE:
-            _start_gpu(time, work, tables)
-        if work[KIND + H2D] == IDLE:
-            if work[NEXT_DEMAND] < work[DEMANDS]:
-                _start_demand(time, work, demand, copy_us)
-            elif work[QUEUED] > 0:
-                _start_prefetch(lanes, queue)
+        if gpu == IDLE:
+            gpu, left_gpu = _next_gpu_job(time, work, tables)
+            if gpu != IDLE:
+                began_gpu = now
+                chain_gpu = _chain_of(
+                    now, gate, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, chain_cpu
+                )
+                fault = fault if left_gpu >= 0.0 else gpu
+        if h2d == IDLE:
+            h2d = _next_copy(lanes, queue, work, demand)
+            if h2d != IDLE:
+                left_h2d = copy_us if h2d == DEMAND else lanes.copy_us[work[JOB_LAYER + H2D]]
+                began_h2d = now
+                chain_h2d = _chain_of(
+                    now, gate, ended_h2d, chain_h2d, ended_gpu, chain_gpu, ended_cpu, chain_cpu
+                )
         if work[CPU_DUE]:
-            _start_cpu(time, work, tables)
-        if work[FAULT] != IDLE:
-            return OUTSIDE_PROFILE
-        if _layer_done(work):
-            _credit(time)
-            return DECIDE
-        ran, copied = work[KIND + GPU], work[KIND + H2D]
-        ended = step(time, work, interference, log)
-        if ended >> GPU & 1:
-            _end_gpu(work, ran)
-        if ended >> H2D & 1:
-            if copied != PREFETCH:
-                _land(work, demand, copied)
-            elif whole == 1 or work[JOB_LAYER + H2D] == work[LAYER]:
-                _hold_arrival(work, queue.held)
-            else:
-                _take_arrival(work, queue.arrived)
-                return ARRIVED
+            cpu, began_cpu, left_cpu = EXPERTS, now, _start_cpu(work, tables)
+            chain_cpu = _chain_of(
+                now, gate, ended_cpu, chain_cpu, ended_gpu, chain_gpu, ended_h2d, chain_h2d
+            )
+            fault = fault if left_cpu >= 0.0 else EXPERTS
+        if fault != IDLE:
+            stop = OUTSIDE_PROFILE
+            break
+        if gpu == IDLE and cpu == IDLE and work[INCOMING] == 0:  # arrivals have been computed
+            _credit(time, now, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, chain_cpu)
+            break
+        busy = int(gpu != IDLE) | int(h2d != IDLE) << H2D | int(cpu != IDLE) << CPU
+        wait = _until_next(slow, busy, left_gpu, left_h2d, left_cpu)
+        now += wait
+        if gpu != IDLE:
+            busy_gpu += wait
+            left_gpu = _left_after(left_gpu, slow[GPU, busy], wait)
+            if left_gpu == 0.0:
+                chain_gpu = chain_gpu[0] + (now - max(began_gpu, gate)), chain_gpu[1], chain_gpu[2]
+                ended_gpu = now
+                _log_job(work, log, GPU, began_gpu, now)
+                _end_gpu(work, gpu)
+                gpu = IDLE
+        if h2d != IDLE:
+            busy_h2d += wait
+            left_h2d = _left_after(left_h2d, slow[H2D, busy], wait)
+            if left_h2d == 0.0:
+                chain_h2d = chain_h2d[0], chain_h2d[1] + (now - max(began_h2d, gate)), chain_h2d[2]
+                ended_h2d = now
+                _log_job(work, log, H2D, began_h2d, now)
+                copied, h2d = h2d, IDLE
+                work[KIND + H2D] = IDLE
+                if copied != PREFETCH:
+                    _land(work, demand, copied)
+                elif whole == 1 or work[JOB_LAYER + H2D] == work[LAYER]:
+                    _hold_arrival(work, queue.held)
+                else:
+                    _take_arrival(work, queue.arrived)
+                    stop = ARRIVED
+        if cpu != IDLE:
+            busy_cpu += wait
+            left_cpu = _left_after(left_cpu, slow[CPU, busy], wait)
+            if left_cpu == 0.0:
+                chain_cpu = chain_cpu[0], chain_cpu[1], chain_cpu[2] + (now - max(began_cpu, gate))
+                ended_cpu = now
+                _log_job(work, log, CPU, began_cpu, now)
+                cpu = IDLE
+        if stop == ARRIVED:
+            break
+    time[NOW] = now
+    time[LEFT], time[LEFT + H2D], time[LEFT + CPU] = left_gpu, left_h2d, left_cpu
+    time[BEGAN], time[BEGAN + H2D], time[BEGAN + CPU] = began_gpu, began_h2d, began_cpu
+    time[ENDED], time[ENDED + H2D], time[ENDED + CPU] = ended_gpu, ended_h2d, ended_cpu
+    time[PATH], time[PATH + 1], time[PATH + 2] = chain_gpu
+    time[PATH + 3], time[PATH + 4], time[PATH + 5] = chain_h2d
+    time[PATH + 6], time[PATH + 7], time[PATH + 8] = chain_cpu
+    work[KIND], work[KIND + H2D], work[KIND + CPU] = gpu, h2d, cpu
+    time[BUSY] += busy_gpu
+    time[BUSY + H2D] += busy_h2d
+    time[BUSY + CPU] += busy_cpu
+    work[FAULT] = fault
+    return stop
 
 
 @inlined
-def _layer_done(work):
-    lanes_idle = work[KIND + GPU] == IDLE and work[KIND + CPU] == IDLE
-    return lanes_idle and work[INCOMING] == 0 and work[READY_EXPERTS] == 0
-
-
-@inlined
-def _credit(time):
+def _credit(time, now, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, chain_cpu):
     """Credit the lanes with the chain of jobs that ended last."""
-    now = time[NOW]
     if now <= time[GATE]:
         return
-    last = GPU
-    for lane in (CPU, H2D, GPU):
-        if time[ENDED + lane] == now:
-            last = lane
-    for i in range(3):
-        time[CRITICAL + i] += time[PATH + 3 * last + i]
+    chain = chain_gpu
+    if ended_gpu != now and ended_h2d == now:
+        chain = chain_h2d
+    elif ended_gpu != now and ended_cpu == now:
+        chain = chain_cpu
+    time[CRITICAL] += chain[0]
+    time[CRITICAL + H2D] += chain[1]
+    time[CRITICAL + CPU] += chain[2]
 
 
 @inlined
-def _start_gpu(time, work, tables):
-    """Start the next job of the GPU lane: residents, then the shared expert, then arrivals."""
-    experts, tokens = 0, work[TOKENS]
+def _next_gpu_job(time, work, tables):
+    """Take up the next job of the GPU lane: residents, then the shared expert, then arrivals.
+
+    Returns:
+        Its kind and its duration with the other lanes idle; IDLE if there is none.
+    """
+    kind, experts, tokens = IDLE, 0, work[TOKENS]
     if work[HITS_DUE]:
         kind, experts, tokens = HITS, work[HIT_EXPERTS], work[HIT_TOKENS]
         work[HITS_DUE] = 0
@@ -278,9 +376,29 @@ def _start_gpu(time, work, tables):
         work[READY_TOKENS] = 0
         work[READY_STAGED] = 0
     else:
-        return
-    duration = time[SHARED_US] if kind == SHARED else gpu_experts_us(tables, experts, tokens)
-    start(time, work, GPU, kind, duration, work[LAYER], -1, experts, tokens)
+        return IDLE, 0.0
+    _note_job(work, GPU, kind, work[LAYER], -1, experts, tokens)
+    if kind == SHARED:
+        return kind, time[SHARED_US]
+    return kind, gpu_experts_us(tables, experts, tokens)
+
+
+@inlined
+def _next_copy(lanes, queue, work, demand):
+    """Take up the next transfer: demand first, then prefetches; return its kind or IDLE."""
+    if work[NEXT_DEMAND] < work[DEMANDS]:
+        if work[USED] >= work[SLOTS]:
+            return IDLE
+        row = work[NEXT_DEMAND]
+        work[NEXT_DEMAND] += 1
+        _take_staging(work, work[EXPERT_BYTES])
+        expert, tokens = demand[row, DEMAND_EXPERT], demand[row, DEMAND_TOKENS]
+        _note_job(work, H2D, DEMAND, work[LAYER], expert, 1, tokens)
+        return DEMAND
+    if work[QUEUED] > 0:
+        _start_prefetch(lanes, queue)
+        return work[KIND + H2D]
+    return IDLE
 
 
 @inlined
@@ -304,23 +422,12 @@ def _move_in(work):
 
 
 @inlined
-def _start_cpu(time, work, tables):
+def _start_cpu(work, tables):
+    """Take up the CPU's job; return its duration with the other lanes idle."""
     work[CPU_DUE] = 0
     experts, tokens = work[CPU_EXPERTS], work[CPU_TOKENS]
-    duration = cpu_link_us(tables, work[TOKENS]) + cpu_experts_us(tables, experts, tokens)
-    start(time, work, CPU, EXPERTS, duration, work[LAYER], -1, experts, tokens)
-
-
-@inlined
-def _start_demand(time, work, demand, copy_us):
-    """Start the next demand transfer if a staging slot is free."""
-    if work[USED] >= work[SLOTS]:
-        return
-    row = work[NEXT_DEMAND]
-    work[NEXT_DEMAND] += 1
-    _take_staging(work, work[EXPERT_BYTES])
-    expert, tokens = demand[row, DEMAND_EXPERT], demand[row, DEMAND_TOKENS]
-    start(time, work, H2D, DEMAND, copy_us, work[LAYER], expert, 1, tokens)
+    _note_job(work, CPU, EXPERTS, work[LAYER], -1, experts, tokens)
+    return cpu_link_us(tables, work[TOKENS]) + cpu_experts_us(tables, experts, tokens)
 
 
 @inlined
