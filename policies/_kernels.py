@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from oled_sim.engine.jit import lean
+from oled_sim.engine.jit import kernel, merged
 from oled_sim.policy import Setting
 
-from ._cooperative import split_cooperatively
+from ._cooperative import add_token, normalised, split_cooperatively
 from ._load_split import load_split
 
 # ruff: noqa: ANN001, ANN202
@@ -29,7 +29,7 @@ def split_data(setting: Setting, dispatch: str) -> tuple[Any, ...]:
     return DISPATCH[dispatch], setting.costs.tables, setting.timer.lanes.copy_us, scratch
 
 
-@lean
+@merged
 def split(how, gate, v, layer, resident, lanes):
     """Residents to the GPU, misses transferred or, by ``how``, split by load alone."""
     rule, tables, copy_us, scratch = how
@@ -56,13 +56,13 @@ def split(how, gate, v, layer, resident, lanes):
             lanes[order[i]] = ON_CPU
 
 
-@lean
+@merged
 def decide_lru(own, gate, v, layer, resident, lanes, scores):
     """Leave all scores equal, as they are: the engine falls back to the most recent use."""
     split(own, gate, v, layer, resident, lanes)
 
 
-@lean
+@merged
 def decide_lfu(own, gate, v, layer, resident, lanes, scores):
     """Count the event; ``own``: for :func:`split`, counts float64 [L, E], whether by tokens."""
     how, counts, by_tokens = own
@@ -73,29 +73,29 @@ def decide_lfu(own, gate, v, layer, resident, lanes, scores):
         scores[expert] = counts[layer, expert]
 
 
-@lean
+@merged
 def decide_oled(own, gate, v, layer, resident, lanes, scores):
     """Work out priorities, split misses, rank.
 
     ``own``: for :func:`split`; ψ and the order of stale residents by number; lanes, queue and
-    tables of a timer; the numbers of :func:`split_cooperatively`; the last priorities float64
-    [L, E]; scratch float64 [E].
+    tables of a timer; scratch for misses; the numbers of :func:`split_cooperatively`; the last
+    priorities float64 [L, E]; scratch float64 [E].
     """
-    how, psi, stale, lanes_model, queue, tables, numbers, last, active = own
+    how, psi, stale, lanes_model, queue, tables, misses, numbers, last, active = own
     first, n = gate.offset[v], len(lanes)
-    _priorities(gate, v, psi, scores)
+    ids = gate.experts[first : first + n]
+    total = _gate_shares(gate, v, psi, scores)
     split(how, gate, v, layer, resident, lanes)
     for i in range(n):
-        active[i] = scores[gate.experts[first + i]]
+        active[i] = normalised(scores[ids[i]], total)
+        last[layer, ids[i]] = active[i]
     if how[0] == COOP:
         rows, tokens = gate.rows[v + 1] - gate.rows[v], gate.tokens[first : first + n]
         mean_tokens, reuse_weight, swaps, slack = numbers
         split_cooperatively(
-            lanes_model, queue, tables, layer, rows, tokens, active[:n], lanes, mean_tokens,
-            reuse_weight, swaps, slack,
+            lanes_model, queue, tables, layer, rows, tokens, active[:n], lanes, misses,
+            mean_tokens, reuse_weight, swaps, slack,
         )  # fmt: skip
-    for i in range(n):
-        last[layer, gate.experts[first + i]] = active[i]
     if stale == LAST_PRIORITY:
         for expert in range(len(scores)):
             scores[expert] = last[layer, expert] - 2.0
@@ -103,12 +103,12 @@ def decide_oled(own, gate, v, layer, resident, lanes, scores):
         for expert in range(len(scores)):
             scores[expert] = -1.0 - expert
     for i in range(n):
-        scores[gate.experts[first + i]] = active[i]
+        scores[ids[i]] = active[i]
 
 
-@lean
-def _priorities(gate, v, psi, p):
-    """Fill p, float64 [E]: Σ gate · ψ(confidence) over each expert's tokens, normalised."""
+@merged
+def _gate_shares(gate, v, psi, p):
+    """Fill p, float64 [E], with Σ gate · ψ(confidence) over each expert's tokens; return Σ p."""
     p[:] = 0.0
     total = 0.0
     for row in range(gate.rows[v], gate.rows[v + 1]):
@@ -119,10 +119,29 @@ def _priorities(gate, v, psi, p):
             c = np.sqrt(c)
         elif psi == ONE:
             c = 1.0
-        for j in range(gate.routes.shape[1]):
-            share = np.float64(gate.gates[row, j]) * c
-            p[gate.routes[row, j]] += share
-            total += share
-    if total > 0.0:
-        for expert in range(len(p)):
-            p[expert] /= total
+        total += add_token(p, gate.routes[row], gate.gates[row], c)
+    return total
+
+
+@kernel
+def smooth(old, new, weight):
+    """Smooth exponentially in place; where one side is unknown (NaN) the other stands alone."""
+    for layer in range(len(old)):
+        if np.isnan(old[layer]):
+            old[layer] = new[layer]
+        elif not np.isnan(new[layer]):
+            old[layer] = weight * new[layer] + (1.0 - weight) * old[layer]
+
+
+@kernel
+def shares(ratio, utilization, budget):
+    """Return the slots of each layer by w = a · u, float64 [L]; all 0 if no layer has a weight."""
+    wanted, total = np.zeros(len(ratio)), 0.0
+    for layer in range(len(ratio)):
+        weight = ratio[layer] * utilization[layer]
+        if weight > 0.0:  # not NaN
+            wanted[layer] = weight
+            total += weight
+    for layer in range(len(ratio)):
+        wanted[layer] = budget * wanted[layer] / total if total > 0.0 else 0.0
+    return wanted

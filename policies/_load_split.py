@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.costs.tables import CostTables, cpu_experts_us, cpu_link_us
-from oled_sim.engine.jit import lean
+from oled_sim.engine.jit import merged
 from oled_sim.policy import Event, Lane, Setting
 
 Dispatch = Literal["transfer", "load"]
@@ -28,7 +28,7 @@ def split_by_load(event: Event, setting: Setting) -> NDArray[np.int64]:
     return lanes
 
 
-@lean
+@merged
 def load_split(tables: CostTables, tokens: NDArray[np.int64], rows: int, copy_us: float) -> int:
     """Return how many of the heaviest misses to transfer, the rest going to the CPU.
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from oled_sim.errors import UsageError
 from oled_sim.policy import Compiled, Event, LayerHistory, Policy, Setting, param
 
-from ._cooperative import priorities, split_cooperatively
+from ._cooperative import priorities, room_for_misses, split_cooperatively
 from ._kernels import PSI as PSI_NUMBER
-from ._kernels import STALE, decide_oled, split_data
+from ._kernels import STALE, decide_oled, shares, smooth, split_data
 from ._load_split import split_by_load
 
 PSI = {"linear": np.positive, "square": np.square, "sqrt": np.sqrt, "one": np.ones_like}
@@ -92,6 +92,7 @@ class OLED(Policy):
     def place(self, setting: Setting) -> None:
         """Start with no priorities and no statistics."""
         self._setting = setting
+        self._misses = room_for_misses(self.experts)
         self.clear()
 
     def clear(self) -> None:
@@ -108,12 +109,10 @@ class OLED(Policy):
 
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
         """Share the budget by w_l = a_l · u_l; keep it where no layer has any weight."""
-        self._ratio = _smooth(self._ratio, history.activation_ratio, self.smoothing)
-        self._utilization = _smooth(self._utilization, history.utilization, self.smoothing)
-        weight = np.nan_to_num(self._ratio * self._utilization)
-        if weight.sum() == 0:
-            return None
-        return np.asarray(history.budget * weight / weight.sum(), np.float64)
+        smooth(self._ratio, history.activation_ratio, self.smoothing)
+        smooth(self._utilization, history.utilization, self.smoothing)
+        wanted = shares(self._ratio, self._utilization, history.budget)
+        return wanted if wanted.any() else None
 
     def dispatch(self, event: Event) -> NDArray[np.integer[Any]]:
         """Work out the event's priorities, then decide about its misses."""
@@ -133,6 +132,7 @@ class OLED(Policy):
             event.tokens,
             self._priority[event.experts],
             lanes,
+            self._misses,
             self.mean_tokens,
             self.reuse_weight,
             self.swaps,
@@ -156,6 +156,7 @@ class OLED(Policy):
             timer.lanes,
             timer.queue,
             timer.tables,
+            self._misses,
             (float(self.mean_tokens), float(self.reuse_weight), self.swaps, float(self.slack)),
             self._last,
             np.empty(self.experts),
@@ -183,11 +184,3 @@ class OLED(Policy):
             below = -1.0 - np.arange(self.experts, dtype=np.float64)
         below[event.experts] = priority[event.experts]
         return below
-
-
-def _smooth(
-    old: NDArray[np.float64], new: NDArray[np.float64], weight: float
-) -> NDArray[np.float64]:
-    """Smooth exponentially; where one side is unknown (NaN) the other stands alone."""
-    mixed = np.where(np.isnan(old), new, weight * new + (1.0 - weight) * old)
-    return np.where(np.isnan(new), old, mixed).astype(np.float64)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from oled_sim.costs.profile import AXES
 
 _njit: Any = njit
-_kernel = _njit(cache=True, _nrt=False)
+_kernel = _njit(cache=True, _nrt=False, forceinline=True)
 """Compile without counting references: these take arrays apart and return numbers only."""
 
 __all__ = [

@@ -376,51 +376,59 @@ def _plan(state, row, layer, rows, ids, tokens, decided, flying):
     ``work[LASTING]`` entries of ``pools.ages`` become those that are resident or on their way.
 
     Returns:
-        How many lanes are impossible; the rest is of no use then.
+        0 if every lane is possible; else the rest is of no use.
     """
     work, demand, pools = state.lanes.work, state.lanes.demand, state.pools
     resident, used, fresh, lasting = (
-        pools.resident[layer], pools.used[layer], pools.fresh[layer], pools.ages,
+        pools.here[layer], pools.used[layer], pools.fresh[layer], pools.ages,
     )  # fmt: skip
     stamp = work[USES] * len(used)
-    wrong, hits, demands, moved_tokens, cpu, cpu_tokens, cpu_hits = 0, 0, 0, 0, 0, 0, 0
-    stay, reused, total = 0, 0, 0
+    wrong, demands, stay, reused, cpu, total = 0, 0, 0, 0, 0, 0
     for i in range(len(decided)):
         expert, lane, n = ids[i], decided[i], tokens[i]
-        here, moved, on_cpu = int(resident[expert]), int(lane == BY_TRANSFER), int(lane == ON_CPU)
-        wrong += int(lane != ON_CPU) & int(lane != 1 - here)
+        here, moved = np.int64(resident[expert]), lane & BY_TRANSFER
+        wrong |= _impossible(lane, here)
         total += n
-        hits += here
-        reused += int(fresh[expert])
-        cpu += on_cpu
-        cpu_tokens += on_cpu * n
-        cpu_hits += on_cpu & here
+        cpu += lane >> 1
+        reused += fresh[expert]
         demand[demands, DEMAND_EXPERT] = expert
         demand[demands, DEMAND_TOKENS] = n
         demands += moved
-        moved_tokens += moved * n
         lasting[stay] = expert
         stay += here | moved
         used[expert] = stamp + i
     work[USES] += 1
-    work[LASTING] = stay
     work[PLAN:PLAN_END] = 0
-    work[DEMANDS], work[CPU_EXPERTS], work[CPU_TOKENS] = demands, cpu, cpu_tokens
-    late_tokens = 0
+    work[DEMANDS], work[LASTING], work[REUSED] = demands, stay, reused
+    hits, cpu_hits, late = stay - demands, 0, 0
+    if cpu > 0:
+        cpu_hits = _count_cpu(work, resident, ids, tokens, decided)
     if flying >= 0:
-        late_tokens = _wait_for(work, demand, lasting, ids, tokens, decided, flying, resident)
-        moved_tokens -= late_tokens * (demands - work[DEMANDS])
-    demands, cpu, late = work[DEMANDS], work[CPU_EXPERTS], int(late_tokens > 0)
+        late = _wait_for(work, demand, lasting, ids, tokens, decided, flying, resident)
+    demands, cpu = work[DEMANDS], work[CPU_EXPERTS]
     row[N_ACTIVATED], row[N_HITS], row[N_LATE], row[N_DEMAND] = len(ids), hits, late, demands
     row[N_CPU_HITS], row[N_CPU_MISSES] = cpu_hits, cpu - cpu_hits
     work[LAYER], work[TOKENS], work[EXPERT_BYTES] = layer, rows, pools.expert_bytes[layer]
     work[PEAK] = work[USED]
     work[HIT_EXPERTS] = hits - cpu_hits
-    work[HIT_TOKENS] = total - moved_tokens - work[CPU_TOKENS] - late_tokens
+    work[HIT_TOKENS] = total - work[CPU_TOKENS] - work[LATE_TOKENS]
+    for i in range(demands):
+        work[HIT_TOKENS] -= demand[i, DEMAND_TOKENS]
     work[HITS_DUE], work[CPU_DUE], work[SHARED_DUE] = int(hits > cpu_hits), int(cpu > 0), 1
     work[INCOMING] = demands + late
-    work[REUSED] = reused
     return wrong
+
+
+@inlined
+def _count_cpu(work, resident, ids, tokens, decided):
+    """Note how many experts and tokens go to the CPU; return how many of them are resident."""
+    cpu_hits = 0
+    for i in range(len(decided)):
+        if decided[i] == ON_CPU:
+            work[CPU_EXPERTS] += 1
+            work[CPU_TOKENS] += tokens[i]
+            cpu_hits += int(resident[ids[i]])
+    return cpu_hits
 
 
 @inlined
@@ -433,23 +441,29 @@ def _note_reuse(pools, course, layer, reused):
 
 
 @inlined
+def _impossible(lane, here):
+    """Return 0 if an expert can take a lane, in bits alone: 2 always, 1 if absent, 0 if here."""
+    return (lane & ~3) | (lane & lane >> 1) | ((lane ^ here ^ 1) & 1 & ~(lane >> 1))
+
+
+@inlined
 def _wait_for(work, demand, lasting, ids, tokens, decided, flying, resident):
-    """Wait for a late prefetch, whatever lane was chosen for it. Return its tokens, 0 if none.
+    """Wait for a late prefetch, whatever lane was chosen for it. Return 1 if there is one, or 0.
 
     It is no demand transfer and no CPU expert then, and it may stay.
     """
-    late_tokens, stay, row = 0, 0, 0
+    late, stay, row = 0, 0, 0
     for i in range(len(decided)):
         moved = decided[i] == BY_TRANSFER
         if ids[i] == flying:
-            late_tokens = tokens[i]
+            late = 1
             work[KIND + H2D] = LATE
-            work[JOB_TOKENS + H2D] = late_tokens
-            work[LATE_TOKENS] = late_tokens
+            work[JOB_TOKENS + H2D] = tokens[i]
+            work[LATE_TOKENS] = tokens[i]
             work[LATE_COUNT] += 1
             if decided[i] == ON_CPU:
                 work[CPU_EXPERTS] -= 1
-                work[CPU_TOKENS] -= late_tokens
+                work[CPU_TOKENS] -= tokens[i]
         elif moved:
             demand[row, DEMAND_EXPERT] = ids[i]
             demand[row, DEMAND_TOKENS] = tokens[i]
@@ -459,7 +473,7 @@ def _wait_for(work, demand, lasting, ids, tokens, decided, flying, resident):
             stay += 1
     work[DEMANDS] = row
     work[LASTING] = stay
-    return late_tokens
+    return late
 
 
 @inlined
@@ -544,10 +558,10 @@ def _let_go(work, pools, layer, owner, expert, first, decided):
 def _welcome(work, pools, demand, layer, flying):
     """Make the transferred experts that stay residents, and remember the transfers."""
     lost, fresh = pools.lost, pools.fresh[layer]
-    fresh[:] = False
+    fresh[:] = 0
     for row in range(work[DEMANDS]):
         expert = demand[row, DEMAND_EXPERT]
-        fresh[expert] = not lost[expert]
+        fresh[expert] = 1 - int(lost[expert])
         demand[row, DEMAND_KEPT] = int(not lost[expert])
         if not lost[expert]:
             _add(work, pools, layer, expert)
@@ -573,7 +587,7 @@ def _add(work, pools, layer, expert):
 def _drop(work, pools, layer, expert):
     """Make a resident expert leave; a prefetched one that was never used was wasted."""
     pools.resident[layer, expert] = False
-    pools.fresh[layer, expert] = False
+    pools.fresh[layer, expert] = 0
     pools.occupied[layer] -= 1
     work[POOL_BYTES] -= pools.expert_bytes[layer]
     if pools.unused[layer, expert]:
@@ -664,13 +678,14 @@ def _admit_to_all(work, pools, layer, expert):
 
 
 @lean
-def shrink(state, layer):
-    """Drop the lowest-scored residents of a layer that exceed its capacity."""
-    pools, work = state.pools, state.lanes.work
-    n = pools.occupied[layer]
-    kept = drop_worst(pools, layer, n, n - pools.capacity[layer], work[EQUAL] == 1)
-    for i in range(n - kept):
-        _drop(work, pools, layer, pools.candidates[i])
+def change_capacities(pools, work, capacity):
+    """Give layers new capacities, int64 [L]; those that shrink drop their lowest-scored first."""
+    for layer in range(len(capacity)):
+        n = pools.occupied[layer]
+        kept = drop_worst(pools, layer, n, n - capacity[layer], work[EQUAL] == 1)
+        for i in range(n - kept):
+            _drop(work, pools, layer, pools.candidates[i])
+        pools.capacity[layer] = capacity[layer]
 
 
 @lean

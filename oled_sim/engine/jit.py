@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from numba import config, njit
 from numba.core.caching import FunctionCache
 
-__all__ = ["inlined", "is_compiled", "kernel", "lean", "specialised"]
+__all__ = ["inlined", "is_compiled", "kernel", "lean", "merged", "specialised"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,6 +86,15 @@ def lean(function: F) -> F:
     to compile it when it allocates.
     """
     return _compile(function, nogil=True, _nrt=False)
+
+
+def merged(function: F) -> F:
+    """Compile a :func:`lean` kernel that becomes part of the machine code of whoever calls it.
+
+    A call would pass every field of every array in its arguments on the stack, which takes longer
+    than most events do; LLVM by itself inlines one day and not the next.
+    """
+    return _compile(function, nogil=True, _nrt=False, forceinline=True)
 
 
 def specialised(loop: F, function: Any) -> F:

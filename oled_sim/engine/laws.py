@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.jit import inlined, lean
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import (
@@ -12,16 +13,35 @@ from oled_sim.engine.state import (
     EVENT_COUNTS,
     IDLE,
     KIND,
+    LANE_TIMES,
     LANES,
+    N_ACTIVATED,
+    N_AFTER,
+    N_BEFORE,
+    N_CAPACITY,
+    N_CPU_HITS,
+    N_CPU_MISSES,
+    N_DEMAND,
+    N_FOLLOWED,
+    N_FREE_BYTES,
+    N_HITS,
+    N_KEPT,
+    N_LATE,
+    N_POOL_BYTES,
+    N_REUSED,
+    N_STAGING_PEAK,
     PASS_COUNTS,
     PREFETCH,
     T_BUSY,
     T_END,
+    T_GATE,
+    T_LANES,
     T_START,
     USED,
     State,
 )
 
+T_CRITICAL = T_BUSY + LANE_TIMES // 2
 RELATIVE = 1e-9
 """Slack for sums of float64 times."""
 
@@ -40,50 +60,94 @@ def columns(record: GroupRecord) -> dict[str, NDArray[np.int64]]:
     return dict(zip(EVENT_COUNTS, record.course.counts.T, strict=True))
 
 
+LAWS = (
+    "hits + late + misses = activated experts",
+    "residents sent to the CPU are hits",
+    "residents ≤ capacity",
+    "staging slots in use ≤ staging",
+    "only arrivals are kept",
+    "reused ≤ followed transfers",
+    "slots freed and taken match the residents",
+    "start ≤ gate ≤ end of lanes ≤ end of every event",
+    "events follow one another",
+    "critical-path times sum to the time of the event",
+)
+"""Laws of every event, in the order of the bits that :func:`broken_laws` returns."""
+
+PASS_LAWS = (
+    "passes follow in turn",
+    "critical-path times sum to the time of the pass",
+    "a lane is busy at most always",
+)
+"""Laws of every pass, likewise for :func:`broken_pass_laws`."""
+
+
 def check_cheap(record: GroupRecord, state: State, rules: Rules) -> None:
     """Check the laws that cost next to nothing; done on every run."""
-    n = columns(record)
-    misses = n["demand"] + n["cpu_misses"]
-    _require(
-        bool((n["hits"] + n["late"] + misses == n["activated"]).all()),
-        "hits + late + misses = activated experts",
-    )
-    _require(bool((n["cpu_hits"] <= n["hits"]).all()), "residents sent to the CPU are hits")
-    _require(bool((n["residents_after"] <= n["capacity"]).all()), "residents ≤ capacity")
-    _require(bool((n["residents_before"] <= n["capacity"]).all()), "residents ≤ capacity")
-    _require(bool((n["staging_peak"] <= rules.staging).all()), "staging slots in use ≤ staging")
-    _require(bool((n["kept"] <= n["demand"] + n["late"]).all()), "only arrivals are kept")
-    _require(bool((n["reused"] <= n["followed"]).all()), "reused ≤ followed transfers")
-    size = state.pools.expert_bytes[record.course.event_layer]
-    free = (n["capacity"] - n["residents_after"]) * size
-    if rules.scope == "global":
-        free = int(state.lanes.work[BUDGET_BYTES]) - n["pool_bytes"]
-    _require(bool((n["free_bytes"] == free).all()), "slots freed and taken match the residents")
-    check_clock(record)
-
-
-def check_clock(record: GroupRecord) -> None:
-    """Check that time only moves forward, and that no moment of a pass is without a cause."""
     course = record.course
-    within = np.diff(course.times[:, : T_END + 1], axis=1)
-    _require(bool((within >= 0).all()), "start ≤ gate ≤ end of lanes ≤ end of every event")
-    start, stop = course.times[:, T_START], course.times[:, T_END]
-    _require(bool((start[1:] >= stop[:-1]).all()), "events follow one another")
-    chain = course.times[:, T_BUSY + len(LANES) :].sum(axis=1)
-    _require(
-        bool((np.abs(chain - (stop - start)) <= RELATIVE * np.maximum(1.0, stop)).all()),
-        "critical-path times sum to the time of the event",
-    )
-    begin, end = course.pass_times[:, 0], course.pass_times[:, 1]
-    _require(bool((end >= begin).all() and (begin[1:] >= end[:-1]).all()), "passes follow in turn")
-    critical = course.pass_times[:, 5:8].sum(axis=1)
-    slack = RELATIVE * np.maximum(1.0, end)
-    _require(
-        bool((np.abs(critical - (end - begin)) <= slack).all()),
-        "critical-path times sum to the time of the pass",
-    )
-    busy = course.pass_times[:, 2:5]
-    _require(bool((busy <= (end - begin + slack)[:, None]).all()), "a lane is busy at most always")
+    pool = int(state.lanes.work[BUDGET_BYTES]) if rules.scope == "global" else -1
+    size = state.pools.expert_bytes
+    broken = broken_laws(course.counts, course.times, course.event_layer, size, rules.staging, pool)
+    for bit, law in enumerate(LAWS):
+        _require(not broken >> bit & 1, law)
+    broken = broken_pass_laws(course.pass_times)
+    for bit, law in enumerate(PASS_LAWS):
+        _require(not broken >> bit & 1, law)
+
+
+@lean
+def broken_laws(counts, times, layer, size, staging, pool_bytes):  # noqa: ANN001, ANN201
+    """Return the set of :data:`LAWS` that some event breaks, as bits.
+
+    Args:
+        counts, times: event columns. layer: int64 [V]. size: int64 [L], bytes of an expert.
+        staging: slots. pool_bytes: of the pool that serves all layers, -1 if there is none.
+    """
+    broken, before = 0, -np.inf
+    for v in range(len(counts)):
+        n, t = counts[v], times[v]
+        misses = n[N_DEMAND] + n[N_CPU_MISSES]
+        free = (n[N_CAPACITY] - n[N_AFTER]) * size[layer[v]]
+        if pool_bytes >= 0:
+            free = pool_bytes - n[N_POOL_BYTES]
+        chain = t[T_CRITICAL] + t[T_CRITICAL + 1] + t[T_CRITICAL + 2]
+        broken |= int(n[N_HITS] + n[N_LATE] + misses != n[N_ACTIVATED])
+        broken |= int(n[N_CPU_HITS] > n[N_HITS]) << 1
+        broken |= int(max(n[N_BEFORE], n[N_AFTER]) > n[N_CAPACITY]) << 2
+        broken |= int(n[N_STAGING_PEAK] > staging) << 3
+        broken |= int(n[N_KEPT] > n[N_DEMAND] + n[N_LATE]) << 4
+        broken |= int(n[N_REUSED] > n[N_FOLLOWED]) << 5
+        broken |= int(n[N_FREE_BYTES] != free) << 6
+        broken |= int(not t[T_START] <= t[T_GATE] <= t[T_LANES] <= t[T_END]) << 7
+        broken |= int(not before <= t[T_START]) << 8
+        broken |= int(not _near(chain, t[T_END] - t[T_START], t[T_END])) << 9
+        before = t[T_END]
+    return broken
+
+
+@lean
+def broken_pass_laws(times):  # noqa: ANN001, ANN201
+    """Return the set of :data:`PASS_LAWS` that some pass breaks, as bits.
+
+    Args:
+        times: pass columns.
+    """
+    broken, before = 0, -np.inf
+    for p in range(len(times)):
+        begin, end = times[p, 0], times[p, 1]
+        busy = max(times[p, 2], times[p, 3], times[p, 4])
+        chain = times[p, 5] + times[p, 6] + times[p, 7]
+        broken |= int(not before <= begin <= end)
+        broken |= int(not _near(chain, end - begin, end)) << 1
+        broken |= int(not busy <= end - begin + RELATIVE * max(1.0, end)) << 2
+        before = end
+    return broken
+
+
+@inlined
+def _near(a, b, now):  # noqa: ANN001, ANN202
+    """Whether two durations before ``now`` are equal but for rounding."""
+    return abs(a - b) <= RELATIVE * max(1.0, now)
 
 
 def check_bytes(record: GroupRecord, expert_bytes: NDArray[np.int64]) -> None:

@@ -27,7 +27,7 @@ class Merged:
         event_pass = np.concatenate([m.at[m.trace.event_pass] for m in members])
         layer = np.concatenate([t.event_layer for t in traces]).astype(np.int64)
         owner = np.repeat(np.arange(len(traces)), [t.events for t in traces])
-        order = np.lexsort((owner, layer, event_pass))
+        order = _execution_order(event_pass, layer, owner)
         self.order = order
         self.own_pass = np.concatenate([t.event_pass for t in traces]).astype(np.int64)[order]
         self.event_pass, self.layer, self.owner = event_pass[order], layer[order], owner[order]
@@ -120,3 +120,13 @@ def event_load(merged: Merged, traces: Sequence[RequestTrace]) -> NDArray[np.flo
     context = np.concatenate([t.context[t.event_pass] for t in traces])[merged.order]
     parts = np.stack([merged.length, np.ones_like(merged.length), context], axis=1)
     return np.add.reduceat(parts.astype(np.float64), merged.first, axis=0)
+
+
+def _execution_order(
+    event_pass: NDArray[np.int64], layer: NDArray[np.int64], owner: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the order of events by pass, layer, then request."""
+    key = event_pass * (int(layer.max(initial=0)) + 1) + layer
+    if bool((key[1:] > key[:-1]).all()):  # as they are in a trace of one request
+        return np.arange(len(key))
+    return np.lexsort((owner, layer, event_pass))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import inlined, lean
+from oled_sim.engine.jit import inlined, lean, merged
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
 
-@lean
+@merged
 def drop_worst(pools, layer, n, over, equal):
     """Take the worst of a layer's first ``n`` in order out of it.
 
@@ -111,7 +111,7 @@ def _nth_lowest(keys, scratch, n, nth):
     return scratch[nth]
 
 
-@lean
+@merged
 def insert_in_order(pools, layer, n, expert):
     """Insert an expert among the first ``n`` in a layer's order; return their new number."""
     order, used = pools.order[layer], pools.used[layer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from oled_sim.engine.budget import Budget, apportion
 from oled_sim.engine.future import Beyond, Cursor, Withheld, nothing_beyond
 from oled_sim.engine.handover import Handover
 from oled_sim.engine.hooks import Hooks, own_copy
+from oled_sim.engine.jit import kernel
 from oled_sim.engine.job_log import JobLog
 from oled_sim.engine.members import Member
 from oled_sim.engine.rules import Group, Rules
@@ -294,8 +296,7 @@ class Simulation:
         """Run compiled to the next end of a pass at which Python has something to do."""
         hooks, work = self.hooks, self.work
         first = hooks.pass_index = int(work[PASS])
-        asks = self._asks_after_pass
-        until = first + 1 if asks else batch.passes
+        until = self._next_ask(course, first)
         loop, gate = compiled.loop_for(offered.decide), compiled.gate_of(batch, self.policy.needs)
         work[EQUAL] = int(not offered.scores)
         experts = self.geometry.experts
@@ -319,10 +320,8 @@ class Simulation:
             elif stop < 0:
                 raise hooks.explain(stop, int(work[PROBLEM]))
         hooks.layer = -1
-        if asks:
-            self._end_pass(batch, first)
-        else:
-            self._passes_since += int(course.decode[first:].sum())
+        self._passes_since += int(course.decode[first : until - 1].sum())
+        self._end_pass(batch, until - 1)
 
     def _locate(self, batch: Batch, course: Course) -> None:
         """Tell the hooks which event runs, for what they say when something is wrong."""
@@ -332,12 +331,20 @@ class Simulation:
         self.hooks.layer = int(course.event_layer[v])
         self.hooks.request = int(batch.owner[batch.rows[v]])
 
-    @property
-    def _asks_after_pass(self) -> bool:
-        """Whether the policy has a say at the end of a pass."""
-        overrides = self.hooks.overrides
-        revises = self.rules.confidence == "end" and overrides["revise"]
-        return revises or overrides["end_iteration"] or self.hooks.allocation_period > 0
+    def _next_ask(self, course: Course, first: int) -> int:
+        """Return the pass before which the policy has a say next, at the latest the last one."""
+        overrides, passes = self.hooks.overrides, len(course.decode)
+        if overrides["end_iteration"] or (self.rules.confidence == "end" and overrides["revise"]):
+            return first + 1
+        period = self.hooks.allocation_period
+        if period == 0:
+            return passes
+        left = max(1, period - self._passes_since)
+        for p in range(first, passes):
+            left -= int(course.decode[p])
+            if left == 0:
+                return p + 1
+        return passes
 
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         hooks, p = self.hooks, int(self.work[PASS])
@@ -508,27 +515,36 @@ class Simulation:
         """Let the policy share the budget anew; layers that shrink drop residents first."""
         self._passes_since = 0
         pools = self.state.pools
-        history = _layer_history(pools.window, pools.capacity)
+        ratio, utilization = window_means(pools.window)
         pools.window[:] = 0.0
-        if not self._per_layer or self.holds_all or self.total_bytes < self.expert_bytes.min():
+        if not self._shares_budget:
             return
-        wanted = self.hooks.allocate(history)
+        capacity = pools.capacity.copy()
+        wanted = self.hooks.allocate(
+            LayerHistory(ratio, utilization, capacity, int(capacity.sum()))
+        )
         if wanted is None or wanted.sum() == 0:
             return
-        experts = self.geometry.experts
-        average = self.budget.slots_per_layer(self.expert_bytes)
-        lower = np.full(len(wanted), min(self.geometry.top_k, average), np.int64)
-        upper = np.full(len(wanted), experts, np.int64)
+        lower, upper = self._bounds
         capacity = apportion(wanted, lower, upper, self.expert_bytes, self.total_bytes)
         self._set_capacity(capacity)
 
     def _set_capacity(self, capacity: NDArray[np.int64]) -> None:
         """Change the slots of layers; those that shrink drop their lowest-scored residents."""
-        pools = self.state.pools
-        for layer in np.flatnonzero(capacity < pools.capacity):
-            pools.capacity[layer] = capacity[layer]
-            events.shrink(self.state, int(layer))
-        pools.capacity[:] = capacity
+        events.change_capacities(self.state.pools, self.work, capacity)
+
+    @cached_property
+    def _shares_budget(self) -> bool:
+        """Whether there is a budget to share: something, but not everything, fits."""
+        something = self.total_bytes >= int(self.expert_bytes.min())
+        return self._per_layer and something and not self.holds_all
+
+    @cached_property
+    def _bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Fewest and most slots that a layer may be given, int64 [L] each."""
+        layers, average = len(self.expert_bytes), self.budget.slots_per_layer(self.expert_bytes)
+        lower = np.full(layers, min(self.geometry.top_k, average), np.int64)
+        return lower, np.full(layers, self.geometry.experts, np.int64)
 
     def _begin_requests(self, group: Group) -> None:
         counted, history = group.split == "counted", group.split == "history"
@@ -541,12 +557,20 @@ class Simulation:
 
     def _end_requests(self, group: Group, batch: Batch, course: Course) -> None:
         self.hooks.pass_index = self.hooks.layer = -1
+<<<<<<< HEAD
         for member in batch.members:
             decoded = self._decoded[member.whole.request]
             decoded += [member.trace.passes, *_hits_and_activations(member, course)]
         for request in group.ends:
             self.hooks.request = request
             summary = RequestSummary(request, *self._decoded.pop(request).tolist())
+=======
+        for trace in batch.traces:
+            mine = decode & (course.event_pass < trace.passes)
+            hits, activated = course.counts[mine][:, [N_HITS, N_ACTIVATED]].sum(axis=0)
+            self.hooks.request = trace.request
+            summary = RequestSummary(trace.request, trace.passes, int(hits), int(activated))
+>>>>>>> e5b6adc (Engine: kernels merged into their callers, allocation every few passes, fewer walks in oled)
             self.hooks.call("end_request", summary)
 
     def _count_leftovers(self) -> None:
@@ -582,16 +606,20 @@ def _own(array: NDArray[Any], dtype: type | None = None) -> NDArray[Any]:
     return copied
 
 
-def _layer_history(window: NDArray[np.float64], capacity: NDArray[np.int64]) -> LayerHistory:
-    nan = np.full(len(window), np.nan)
-    return LayerHistory(
-        activation_ratio=np.divide(
-            window[:, 1], window[:, 0], out=nan.copy(), where=window[:, 0] > 0
-        ),
-        utilization=np.divide(window[:, 3], window[:, 2], out=nan, where=window[:, 2] > 0),
-        capacity=capacity.copy(),
-        budget=int(capacity.sum()),
-    )
+@kernel
+def window_means(window):  # noqa: ANN001, ANN201
+    """Return mean |A|/E and mean |R ∩ A|/C since the last allocation, float64 [L]; NaN unknown.
+
+    Args:
+        window: float64 [L, 4], see ``Pools``.
+    """
+    ratio, utilization = np.full(len(window), np.nan), np.full(len(window), np.nan)
+    for layer in range(len(window)):
+        if window[layer, 0] > 0:
+            ratio[layer] = window[layer, 1] / window[layer, 0]
+        if window[layer, 2] > 0:
+            utilization[layer] = window[layer, 3] / window[layer, 2]
+    return ratio, utilization
 
 
 def _hits_and_activations(member: Member, course: Course) -> tuple[int, int]:

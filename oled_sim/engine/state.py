@@ -176,7 +176,7 @@ class Pools(NamedTuple):
     """Who is resident, and what decides who stays. L layers, E experts.
 
     Attributes:
-        resident: bool [L, E].
+        resident: bool [L, E]. here: uint8 [L, E], the same memory, to reckon with.
         score: float64 [L, E], the last score of each expert.
         used: int64 [L, E], recency stamps: larger is more recent, -1 never used; the event's
             number times E plus the rank inside the event.
@@ -185,7 +185,7 @@ class Pools(NamedTuple):
             where every layer has a pool of its own.
         occupied: int64 [L], residents. capacity: int64 [L], slots (the whole pool's if global).
         expert_bytes: int64 [L].
-        fresh: bool [L, E], demand-transferred at the layer's last event and resident since.
+        fresh: uint8 [L, E], demand-transferred at the layer's last event and resident since.
         fresh_event: int64 [L], row of that event in the batch, -1 none in this request.
         unused: bool [L, E], resident by a prefetch and not used yet.
         window: float64 [L, 4], since the last allocation: events, Σ |A|/E, events with a slot,
@@ -195,13 +195,14 @@ class Pools(NamedTuple):
     """
 
     resident: NDArray[np.bool_]
+    here: NDArray[np.uint8]
     score: NDArray[np.float64]
     used: NDArray[np.int64]
     order: NDArray[np.int64]
     occupied: NDArray[np.int64]
     capacity: NDArray[np.int64]
     expert_bytes: NDArray[np.int64]
-    fresh: NDArray[np.bool_]
+    fresh: NDArray[np.uint8]
     fresh_event: NDArray[np.int64]
     unused: NDArray[np.bool_]
     window: NDArray[np.float64]
@@ -329,15 +330,17 @@ def new_pools(
 ) -> Pools:
     """Return empty pools."""
     shape = (layers, experts)
+    resident = np.zeros(shape, np.bool_)
     return Pools(
-        resident=np.zeros(shape, np.bool_),
+        resident=resident,
+        here=resident.view(np.uint8),
         score=np.zeros(shape),
         used=np.full(shape, -1, np.int64),
         order=np.zeros(shape, np.int64),
         occupied=np.zeros(layers, np.int64),
         capacity=capacity.copy(),
         expert_bytes=expert_bytes,
-        fresh=np.zeros(shape, np.bool_),
+        fresh=np.zeros(shape, np.uint8),
         fresh_event=np.full(layers, -1, np.int64),
         unused=np.zeros(shape, np.bool_),
         window=np.zeros((layers, 4)),

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled_sim.costs.tables import cpu_experts_us, cpu_link_us, gpu_experts_us
-from oled_sim.engine.jit import inlined, lean
+from oled_sim.engine.jit import inlined, lean, merged
 from oled_sim.engine.state import (
     ARRIVALS,
     ARRIVED,
@@ -101,7 +101,7 @@ TIE_US = 1e-6
 # Lanes are 0, 1 and 2, and the entries of a lane are marked + lane, so ``time[LEFT]`` is the GPU's.
 
 
-@lean
+@merged
 def start(time, work, lane, kind, duration_us, layer, expert, experts, tokens):
     """Start a job on an idle lane; its duration is what it takes with the other lanes idle."""
     _note_job(work, lane, kind, layer, expert, experts, tokens)
@@ -191,7 +191,7 @@ def _chain_of(now, gate, ended_us, chain, ended_a_us, chain_a, ended_b_us, chain
     return 0.0, 0.0, 0.0
 
 
-@lean
+@merged
 def open_gate(time):
     """Mark now as the gate: chains of waiting are counted from here."""
     time[GATE] = time[NOW]
@@ -199,7 +199,7 @@ def open_gate(time):
         time[PATH + i] = 0.0
 
 
-@lean
+@merged
 def finish_gpu(lanes, queue, tables):
     """Run until the GPU lane is free. Return DECIDE, or ARRIVED when a prefetch arrived before.
 
@@ -233,7 +233,7 @@ def finish_gpu(lanes, queue, tables):
     return DECIDE
 
 
-@lean
+@merged
 def finish_layer(lanes, queue, tables, whole):
     """Run the event's plan to the end of all lanes.
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.tables import CostTables, shared_expert_us
-from oled_sim.engine.jit import lean
+from oled_sim.engine.jit import merged
 from oled_sim.engine.state import (
     CPU_DUE,
     CPU_EXPERTS,
@@ -84,7 +84,7 @@ class LayerTimer:
 # ruff: noqa: ANN001, ANN201
 
 
-@lean
+@merged
 def layer_us(lanes, queue, tables, layer, rows, tokens, decided):
     """Time a decision with ample free slots; see :meth:`LayerTimer.layer_us`.
 
@@ -105,7 +105,7 @@ def layer_us(lanes, queue, tables, layer, rows, tokens, decided):
     return run_trial(lanes, queue, tables)
 
 
-@lean
+@merged
 def open_trial(lanes, tables, layer, rows, free_bytes):
     """Clear the trial: idle lanes at a gate, ``free_bytes`` of free slots."""
     work, time = lanes.work, lanes.time
@@ -122,21 +122,21 @@ def open_trial(lanes, tables, layer, rows, free_bytes):
     time[SHARED_US] = shared_expert_us(tables, rows)
 
 
-@lean
+@merged
 def add_hit(work, tokens):
     """Add a resident that is computed on the GPU."""
     work[HIT_EXPERTS] += 1
     work[HIT_TOKENS] += tokens
 
 
-@lean
+@merged
 def add_cpu(work, tokens):
     """Add an expert that is computed on the CPU."""
     work[CPU_EXPERTS] += 1
     work[CPU_TOKENS] += tokens
 
 
-@lean
+@merged
 def add_transfer(work, demand, expert, tokens, kept):
     """Add a demand transfer, after those added before; ``kept``: it is retained."""
     row = work[DEMANDS]
@@ -147,7 +147,7 @@ def add_transfer(work, demand, expert, tokens, kept):
     work[INCOMING] += 1
 
 
-@lean
+@merged
 def run_trial(lanes, queue, tables):
     """Return the time from the gate to the end of all lanes; NaN outside the profile."""
     work = lanes.work
