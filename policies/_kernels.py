@@ -125,12 +125,14 @@ def _gate_shares(gate, v, psi, p):
 
 @kernel
 def smooth(old, new, weight):
-    """Smooth exponentially in place; where one side is unknown (NaN) the other stands alone."""
+    """Smooth exponentially; where one side is unknown (NaN) the other stands alone."""
+    mixed = np.empty(len(old))
     for layer in range(len(old)):
-        if np.isnan(old[layer]):
-            old[layer] = new[layer]
-        elif not np.isnan(new[layer]):
-            old[layer] = weight * new[layer] + (1.0 - weight) * old[layer]
+        if np.isnan(old[layer]) or np.isnan(new[layer]):
+            mixed[layer] = old[layer] if np.isnan(new[layer]) else new[layer]
+        else:
+            mixed[layer] = weight * new[layer] + (1.0 - weight) * old[layer]
+    return mixed
 
 
 @kernel

@@ -109,8 +109,8 @@ class OLED(Policy):
 
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
         """Share the budget by w_l = a_l · u_l; keep it where no layer has any weight."""
-        smooth(self._ratio, history.activation_ratio, self.smoothing)
-        smooth(self._utilization, history.utilization, self.smoothing)
+        self._ratio = smooth(self._ratio, history.activation_ratio, self.smoothing)
+        self._utilization = smooth(self._utilization, history.utilization, self.smoothing)
         wanted = shares(self._ratio, self._utilization, history.budget)
         return wanted if wanted.any() else None
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.averages import mean, ratio
-from oled_sim.engine.members import Member
 from oled_sim.engine.jit import kernel
+from oled_sim.engine.members import Member
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import (
     N_ACTIVATED,

@@ -557,20 +557,12 @@ class Simulation:
 
     def _end_requests(self, group: Group, batch: Batch, course: Course) -> None:
         self.hooks.pass_index = self.hooks.layer = -1
-<<<<<<< HEAD
         for member in batch.members:
             decoded = self._decoded[member.whole.request]
             decoded += [member.trace.passes, *_hits_and_activations(member, course)]
         for request in group.ends:
             self.hooks.request = request
             summary = RequestSummary(request, *self._decoded.pop(request).tolist())
-=======
-        for trace in batch.traces:
-            mine = decode & (course.event_pass < trace.passes)
-            hits, activated = course.counts[mine][:, [N_HITS, N_ACTIVATED]].sum(axis=0)
-            self.hooks.request = trace.request
-            summary = RequestSummary(trace.request, trace.passes, int(hits), int(activated))
->>>>>>> e5b6adc (Engine: kernels merged into their callers, allocation every few passes, fewer walks in oled)
             self.hooks.call("end_request", summary)
 
     def _count_leftovers(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from oled_sim.errors import UsageError
 from oled_sim.geometry import RoutingGeometry
-from oled_sim.policies._cooperative import priorities, split_cooperatively
+from oled_sim.policies._cooperative import priorities, room_for_misses, split_cooperatively
 from oled_sim.policies.oled import OLED
 from oled_sim.policy import LayerHistory
 from oled_sim.testing.by_hand import Run, costs_by_hand, request_by_hand
@@ -123,7 +123,7 @@ class TestCooperativeDispatch:
         options = {"mean_tokens": 0.0, "reuse_weight": 1.0, "swaps": 8, "slack": 0.1} | parameters
         split_cooperatively(
             timer.lanes, timer.queue, timer.tables, 0, 4,
-            np.array(tokens), np.array(priority), lanes, *options.values(),
+            np.array(tokens), np.array(priority), lanes, room_for_misses(8), *options.values(),
         )  # fmt: skip
         return lanes.tolist()
 
