@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import inlined, lean
+from oled_sim.engine.jit import direct, inlined, lean
 from oled_sim.engine.retention import (
     add_all_residents,
     add_candidate,
@@ -738,3 +738,14 @@ def set_residents(state, layer, ids):
         own = pools.occupied[layer] * pools.expert_bytes[layer]
         for i in range(retain(pools, n, work[BUDGET_BYTES] - own), n):
             _drop(work, pools, pools.candidates[i] // experts, pools.candidates[i] % experts)
+
+
+class Kernels:
+    """The kernels that Python calls, for one simulation, whose arrays keep their types."""
+
+    def __init__(self) -> None:
+        self.proceed = direct(proceed)
+        self.admit = direct(admit)
+        self.ask_prefetches = direct(ask_prefetches)
+        self.set_residents = direct(set_residents)
+        self.change_capacities = direct(change_capacities)

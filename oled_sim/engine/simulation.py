@@ -17,7 +17,7 @@ from oled_sim.engine.budget import Budget, apportion
 from oled_sim.engine.future import Beyond, Cursor, Withheld, nothing_beyond
 from oled_sim.engine.handover import Handover
 from oled_sim.engine.hooks import Hooks, own_copy
-from oled_sim.engine.jit import kernel
+from oled_sim.engine.jit import direct, kernel
 from oled_sim.engine.job_log import JobLog
 from oled_sim.engine.members import Member
 from oled_sim.engine.rules import Group, Rules
@@ -54,6 +54,7 @@ from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import (
     Compiled,
     Event,
+    Gate,
     LayerHistory,
     PassEnd,
     PassInfo,
@@ -125,6 +126,8 @@ class Simulation:
         self.keep_log = keep_log
         name = name or type(policy).__name__
         self.policy = own_copy(policy, name)
+        self._kernels = events.Kernels()
+        self._loop: tuple[Batch, Callable[..., int], Gate] | None = None
         self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
         self._cursor = Cursor(self.hooks.fail) if "future" in self.policy.needs else None
         self._future = self._cursor or Withheld(self.hooks.fail)
@@ -297,7 +300,7 @@ class Simulation:
         hooks, work = self.hooks, self.work
         first = hooks.pass_index = int(work[PASS])
         until = self._next_ask(course, first)
-        loop, gate = compiled.loop_for(offered.decide), compiled.gate_of(batch, self.policy.needs)
+        loop, gate = self._loop_for(offered, batch)
         work[EQUAL] = int(not offered.scores)
         experts = self.geometry.experts
         scratch = np.empty(experts, np.int64), np.zeros(experts)
@@ -314,7 +317,7 @@ class Simulation:
             self._locate(batch, course)
             if stop == ARRIVED:
                 layer = int(self.state.queue.arrived[0])
-                stop = events.admit(self.state, hooks.score(layer, None))
+                stop = self._kernels.admit(self.state, hooks.score(layer, None))
             if stop == OUTSIDE_PROFILE:
                 self._outside_profile()
             elif stop < 0:
@@ -330,6 +333,13 @@ class Simulation:
         self.hooks.pass_index = int(batch.own_pass[v])
         self.hooks.layer = int(course.event_layer[v])
         self.hooks.request = int(batch.owner[batch.rows[v]])
+
+    def _loop_for(self, offered: Compiled, batch: Batch) -> tuple[Callable[..., int], Gate]:
+        """Return the loop around the policy's kernel, and what the kernel may read of a batch."""
+        if self._loop is None or self._loop[0] is not batch:
+            gate = compiled.gate_of(batch, self.policy.needs)
+            self._loop = batch, direct(compiled.loop_for(offered.decide)), gate
+        return self._loop[1:]
 
     def _next_ask(self, course: Course, first: int) -> int:
         """Return the pass before which the policy has a say next, at the latest the last one."""
@@ -416,9 +426,9 @@ class Simulation:
         scores = self._scores(layer, event)
         if not hooks.overrides["prefetch"]:
             both = events.SETTLE + events.RUN_ON
-            return events.proceed(state, course, tables, both, decided, scores)
+            return self._kernels.proceed(state, course, tables, both, decided, scores)
         wanted = hooks.prefetch(event)
-        problem = events.proceed(state, course, tables, events.SETTLE, decided, scores)
+        problem = self._kernels.proceed(state, course, tables, events.SETTLE, decided, scores)
         if problem != 0:
             return problem
         self._ask(wanted)
@@ -437,7 +447,7 @@ class Simulation:
 
     def _admit(self, course: Course) -> int:
         layer = int(self.state.queue.arrived[0])
-        problem = events.admit(self.state, self._scores(layer, None))
+        problem = self._kernels.admit(self.state, self._scores(layer, None))
         if problem != 0:
             return problem
         return self._run_on(course)
@@ -445,11 +455,13 @@ class Simulation:
     def _run_on(self, course: Course) -> int:
         """Run to the next decision point."""
         tables = self.costs.tables
-        return events.proceed(self.state, course, tables, events.RUN_ON, _NO_LANES, _NO_SCORES)
+        return self._kernels.proceed(
+            self.state, course, tables, events.RUN_ON, _NO_LANES, _NO_SCORES
+        )
 
     def _ask(self, wanted: NDArray[np.float64]) -> None:
         if len(wanted):
-            events.ask_prefetches(self.state, wanted, self.policy.replaces_queue)
+            self._kernels.ask_prefetches(self.state, wanted, self.policy.replaces_queue)
 
     def event(self, batch: Batch, v: int, confidence: NDArray[np.float64]) -> Event:
         """Return event ``v`` of a batch as a policy sees it now."""
@@ -484,7 +496,7 @@ class Simulation:
         if ids is not None:
             if len(ids) * int(self.expert_bytes[event.layer]) > self.total_bytes:
                 raise self.hooks.fail(f"reside() returned {len(ids)} experts, more than fit")
-            events.set_residents(self.state, event.layer, ids)
+            self._kernels.set_residents(self.state, event.layer, ids)
             event.resident = _own(self.state.pools.resident[event.layer])
 
     def _end_pass(self, batch: Batch, p: int) -> None:
@@ -531,7 +543,7 @@ class Simulation:
 
     def _set_capacity(self, capacity: NDArray[np.int64]) -> None:
         """Change the slots of layers; those that shrink drop their lowest-scored residents."""
-        events.change_capacities(self.state.pools, self.work, capacity)
+        self._kernels.change_capacities(self.state.pools, self.work, capacity)
 
     @cached_property
     def _shares_budget(self) -> bool:
