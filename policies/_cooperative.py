@@ -69,8 +69,8 @@ class Misses(NamedTuple):
 
 def room_for_misses(experts: int) -> Misses:
     """Return scratch for events of at most ``experts`` misses."""
-    whole = [np.zeros(experts, np.int64) for _ in range(3)]
-    return Misses(*whole, np.zeros(experts))
+    place, lane, tokens = np.zeros((3, experts), np.int64)
+    return Misses(place, lane, tokens, np.zeros(experts))
 
 
 @merged
