@@ -60,11 +60,12 @@ def by_search(told, first, end):
     seed=st.integers(0, 10**6),
     requests=st.integers(1, 5),
     batch=st.integers(1, 3),
+    mode=st.sampled_from(["lockstep", "barrier", "refill"]),
     cold=st.booleans(),
     learns=st.booleans(),
     every=st.integers(1, 3),
 )
-def test_next_uses_are_those_of_the_run(seed, requests, batch, cold, learns, every):
+def test_next_uses_are_those_of_the_run(seed, requests, batch, mode, cold, learns, every):
     rng = np.random.default_rng(seed)
     traces = [
         random_request(rng, GEOMETRY, request=i, passes=int(rng.integers(1, 5)), tokens=2,
@@ -72,7 +73,8 @@ def test_next_uses_are_those_of_the_run(seed, requests, batch, cold, learns, eve
         for i in range(requests)
     ]  # fmt: skip
     history = requests // 3 if learns else 0
-    rules = Rules(history=history, warmup=0, batch=batch, cold=cold)
+    cold = cold and mode != "refill"
+    rules = Rules(history=history, warmup=0, batch=batch, batch_mode=mode, cold=cold)
     policy = (AsksAndLearns if learns else Asks)(every=every)
     Asks.told.clear()
     lengths, splits = [], []
