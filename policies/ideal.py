@@ -23,8 +23,8 @@ class Ideal(Policy):
     experts already resident in the GPU cache before each layer executes". So before each layer
     min(C, |A|) activated experts are resident, put there free of charge. By default C is fixed per
     layer; ``split=total`` shares the budget anew over the layers of every pass, so that the pass
-    is as short as it can be with the most hits possible, min(Σ C, Σ |A|). Under global scope both
-    do the same, since a pool that every layer could use whole would be full residency.
+    is as short as it can be with the most hits possible, min(Σ C, Σ |A|). A global pool is
+    shared in the same two ways: one that every layer could use whole would be full residency.
 
     Chosen here: *which* experts are resident and how misses are split is whatever makes the
     layer shortest by the engine's own lane model. For every number x of experts sent to the CPU,

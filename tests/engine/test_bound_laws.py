@@ -4,6 +4,7 @@ Given the same capacities over time, the same scope and the same initial residen
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from oled_sim.engine import laws
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Contender, simulate_all
+from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.source import MemoryTrace
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policies.belady import Belady
@@ -23,7 +25,9 @@ from oled_sim.testing.by_hand import costs_by_hand, request_by_hand
 from oled_sim.testing.traces import random_request
 
 FIXED = ("lru", "lru:dispatch=load", "lfu", "oled:priority", "oled:allocate=uniform",
-         "belady:dispatch=load")  # fmt: skip
+         "belady:dispatch=load", "least-stale", "hybrimoe:initial=none")  # fmt: skip
+PLACING = ("ktransformers", "fiddler", "hybrimoe")
+"""Policies with initial residents of their own."""
 MOVING = ("oled", "oled:priority+adapt", "oled:allocate_every=1")
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -66,6 +70,17 @@ class Placed(Belady):
         return same_start(self, setting)
 
 
+@dataclass
+class From(Belady):
+    """`belady` from given residents."""
+
+    mask: Any = None
+
+    def place(self, setting):
+        super().place(setting)
+        return self.mask
+
+
 @st.composite
 def runs(draw, **fixed):
     """A geometry, requests, rules, and slots per layer."""
@@ -95,7 +110,7 @@ def hits_by_layer(run, policies, **changed):
         np.add.at(found[int(contender.spec)], record.course.event_layer, hits)
 
     contenders = [Contender(str(i), p, Budget(cache=cache)) for i, p in enumerate(policies)]
-    settings_ = Rules(history=0, warmup=0, **(rules | changed))
+    settings_ = Rules(**({"history": 0, "warmup": 0} | rules | changed))
     simulate_all(
         MemoryTrace(geometry, traces), contenders, costs_by_hand(), settings_, observe=note
     )
@@ -118,6 +133,18 @@ def test_no_policy_hits_more_than_belady_nor_belady_than_an_oracle(spec, run):
 @given(run=runs(), seed=st.integers(0, 10**6))
 def test_also_from_the_same_initial_residents(run, seed):
     mine, belady = hits_by_layer(run, [Random(seed=seed), Placed(seed=seed)])
+    assert (mine <= belady).all() if run[2]["scope"] == "layer" else mine.sum() <= belady.sum()
+
+
+@pytest.mark.parametrize("spec", PLACING)
+@quick
+@given(run=runs())
+def test_also_from_the_residents_that_a_policy_places(spec, run):
+    geometry, _, rules, cache = run
+    policy = parse_policy(spec)
+    placed = Simulation(policy, geometry, costs_by_hand(), Budget(cache=cache), Rules(**rules))
+    mask = placed.state.pools.resident.copy()
+    mine, belady = hits_by_layer(run, [policy, From(mask=mask)], history=0)
     assert (mine <= belady).all() if run[2]["scope"] == "layer" else mine.sum() <= belady.sum()
 
 
