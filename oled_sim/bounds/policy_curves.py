@@ -11,6 +11,7 @@ per pool, in which the first C are the residents of a cache with C slots, then d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from oled_sim.engine.rules import Rules, split_requests
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.source import Source
 from oled_sim.errors import UsageError
-from oled_sim.policy import Event, PassEnd, Policy, RequestInfo, RequestSummary, Setting
+from oled_sim.policy import Event, Lane, PassEnd, Policy, RequestInfo, RequestSummary, Setting
 from oled_sim.trace.schema import Kind
 
 # ruff: noqa: ANN001, ANN202
@@ -76,7 +77,8 @@ def policy_curve(
 
     Args:
         source: the trace.
-        policy: the policy; its ``score`` is called once per event, with nothing resident.
+        policy: the policy; ``dispatch`` and ``score`` are called once per event, with nothing
+            resident.
         costs: lane costs, which hits do not depend on.
         rules: how requests are run.
         spec: what to call the policy.
@@ -175,11 +177,18 @@ class _Recorder(Policy):
         """Hand on."""
         self._asked.end_iteration(end)
 
+    def dispatch(self, event: Event) -> NDArray[np.integer[Any]]:
+        """Ask, as the policy may rely on it; with nothing resident everything is transferred."""
+        self._asked.request, self._asked.pass_index = event.request, event.pass_index
+        self._asked.layer = event.layer
+        lanes = self._asked.dispatch(event)
+        if (lanes != Lane.TRANSFER).any():
+            raise self._asked.fail("a stack policy transfers every miss")
+        return lanes
+
     def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
         """Count the event for all cache sizes, and bring the list up to date."""
         assert event is not None
-        self._asked.request, self._asked.pass_index = event.request, event.pass_index
-        self._asked.layer = layer
         self._note(layer, self._asked.score(layer, event))
         pool, ids = 0 if self._global else layer, event.experts
         if self._global:

@@ -17,7 +17,7 @@ from oled_sim.engine.source import MemoryTrace, TraceSource
 from oled_sim.errors import PolicyError, UsageError
 from oled_sim.geometry import RoutingGeometry, find_geometry
 from oled_sim.policies.lru import LRU
-from oled_sim.policy import Policy, param
+from oled_sim.policy import Lane, Policy, param
 from oled_sim.policy_spec import parse_policy
 from oled_sim.testing.by_hand import costs_by_hand, request_by_hand
 from oled_sim.testing.traces import random_request
@@ -175,6 +175,11 @@ class Bypasses(Claims):
         return np.full(self.experts, -np.inf)
 
 
+class ComputesOnTheCPU(Claims):
+    def dispatch(self, event):
+        return np.where(event.experts > 0, Lane.TRANSFER, Lane.CPU)
+
+
 class Raises(Claims):
     def score(self, layer, event):
         raise ValueError("no")
@@ -185,6 +190,7 @@ class Raises(Claims):
     [
         (Places, "starts with nothing resident"),
         (Bypasses, "request 0, pass 0, layer 1: a stack policy scores every expert with a finite"),
+        (ComputesOnTheCPU, "request 0, pass 0, layer 1: a stack policy transfers every miss"),
         (Raises, r"request 0, pass 0, layer 1: score\(\) raised ValueError: no"),
     ],
 )
