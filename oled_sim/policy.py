@@ -323,6 +323,13 @@ class Policy:
     given the same capacities, scope and initial residents; it may be slower.
     """
 
+    moves_slots: ClassVar[bool] = False
+    """Whether :meth:`place` may fill more than the equal share of a layer.
+
+    As long as all fits the budget, every layer then has the slots that it fills, down to none, and
+    what is left over is shared by those numbers.
+    """
+
     wants: ClassVar[frozenset[str]] = frozenset()
     """Further signals that it uses where the trace holds them; None or NaN where it does not."""
 

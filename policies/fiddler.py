@@ -23,9 +23,9 @@ class Fiddler(Policy):
     weights are copied to a placeholder on the GPU, used once and forgotten. Chosen here:
 
     - *Popularity* is tokens per expert in the history split (the code holds a list for Mixtral).
-      The budget is filled from the top over all layers under ``--scope global``, as the code does,
-      and in every layer by itself under ``--scope layer``. Ties go to the lower layer, then the
-      lower id; without history every layer holds its lowest ids.
+      The budget is filled from the top over all layers (``placement=layer``: in every layer by
+      itself). Ties go to the lower layer, then the lower id; without history every layer holds its
+      lowest ids.
     - *The rule*. The code's comment says that the larger of the CPU's and the GPU's sums is
       minimised, but the code minimises the sum of both, so that every expert is decided by itself:
       the CPU if it is faster there (``cost=sum``). ``cost=max`` does what the comment says. Both
@@ -39,10 +39,12 @@ class Fiddler(Policy):
     """
 
     learns: ClassVar[bool] = True
+    moves_slots: ClassVar[bool] = True
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "released": {"cpu_us": 7000.0, "gpu_us": 70000.0}
     }
 
+    placement: Literal["all", "layer"] = param("all", "whether layers compete for slots")
     cost: Literal["sum", "max"] = param("sum", "what is minimised over CPU and GPU")
     cpu_us: float = param(0.0, "µs per token of an expert on the CPU; 0 takes the profile's times")
     gpu_us: float = param(0.0, "µs to copy and compute a miss on the GPU; 0 takes the profile's")
@@ -62,7 +64,7 @@ class Fiddler(Policy):
         measured = np.array(copy_us) + costs.gpu_experts_us(1, 1)
         self._gpu_costs = np.full(len(copy_us), self.gpu_us) if self.gpu_us else measured
         counts = self._popularity.open(setting)
-        if setting.scope == "global" and self._popularity.known:
+        if self.placement == "all" and self._popularity.known:
             return best_of_all(counts, setting)
         return best_of_each_layer(counts, setting)
 

@@ -30,10 +30,7 @@ class KTransformers(Policy):
     - ``front-loading``: whole layers from the first on. ``random``: a seeded draw over all layers
       (numpy's generator, not torch's: other experts than the original for the same seed).
 
-    A mask over all layers needs one budget for all layers: ``--scope global``. Under ``--scope
-    layer`` each layer has slots of its own, so ``frequency`` takes the best of each layer,
-    ``random`` draws in each, and ``front-loading`` is refused. Since nothing ever moves, the two
-    scopes differ in nothing else.
+    A mask over all layers gives them different numbers of slots, under either scope.
 
     *Prefill.* The code can compute passes of at least ``gpu_prefill_tokens`` tokens on the GPU,
     layer by layer (documentation: 400 to 4096; off by default); with ``dynamic`` the residents of
@@ -46,6 +43,7 @@ class KTransformers(Policy):
     """
 
     learns: ClassVar[bool] = True
+    moves_slots: ClassVar[bool] = True
 
     placement: Literal["uniform", "frequency", "frequency-layer", "front-loading", "random"] = (
         param("uniform", "which experts are resident")
@@ -67,13 +65,9 @@ class KTransformers(Policy):
     def place(self, setting: Setting) -> NDArray[np.bool_]:
         """Return the mask."""
         value = self._value(setting)
-        if setting.scope == "layer" and self.placement == "front-loading":
-            raise UsageError(
-                "ktransformers: placement=front-loading fills whole layers, but every layer has"
-                " slots of its own: run it with --scope global"
-            )
-        pooled = setting.scope == "global" and self._spans_layers
-        return best_of_all(value, setting) if pooled else best_of_each_layer(value, setting)
+        if self._spans_layers:
+            return best_of_all(value, setting)
+        return best_of_each_layer(value, setting)
 
     @property
     def _spans_layers(self) -> bool:

@@ -214,7 +214,13 @@ class Simulation:
             return
         count = mask.sum(axis=1)
         size = int((count * self.expert_bytes).sum())
-        if self._per_layer and (count > pools.capacity).any():
+        over = self._per_layer and bool((count > pools.capacity).any())
+        if over and self.policy.moves_slots and size <= self.total_bytes:
+            all_of_it = np.full(len(count), self.geometry.experts, np.int64)
+            pools.capacity[:] = apportion(
+                count.astype(np.float64), count, all_of_it, self.expert_bytes, self.total_bytes
+            )
+        elif over:
             layer = int(np.argmax(count > pools.capacity))
             raise self.hooks.fail(
                 f"place() fills {count[layer]} of {pools.capacity[layer]} slots of layer"

@@ -73,15 +73,17 @@ def test_popularity_comes_from_history():
     geometry = RoutingGeometry((1, 2), 4, 1)
     # Layer 1: expert 3 four times, 1 twice. Layer 2: expert 2 three times, 0 once.
     history = request_by_hand(geometry, [[[[3]] * 4 + [[1]] * 2, [[2]] * 3 + [[0]]]])
-    assert Learned(Fiddler(), geometry, [history], 1).residents() == [[3], [2]]
-    # One budget of two slots: the four and the three tokens. Of four slots the third and fourth
-    # go to the two tokens and the one.
-    both = Learned(Fiddler(), geometry, [history], 1, scope="global")
-    assert both.residents() == [[3], [2]]
-    four = Learned(Fiddler(), geometry, [history], 2, scope="global")
-    assert four.residents() == [[1, 3], [0, 2]]
+    # One slot per layer, two in all: the four and the three tokens. Of four slots the third and
+    # fourth go to the two tokens and the one. With four tokens for 1 layer 2 gets nothing.
     heavier = request_by_hand(geometry, [[[[3]] * 4 + [[1]] * 4, [[2]] * 3 + [[0]]]])
-    assert Learned(Fiddler(), geometry, [heavier], 1, scope="global").residents() == [[1, 3], []]
+    for scope in ("layer", "global"):
+        for past, cache, found in (
+            (history, 1, [[3], [2]]), (history, 2, [[1, 3], [0, 2]]), (heavier, 1, [[1, 3], []]),
+        ):  # fmt: skip
+            learned = Learned(Fiddler(), geometry, [past], cache, scope=scope)
+            assert learned.residents() == found
+        each = Learned(Fiddler(placement="layer"), geometry, [heavier], 1, scope=scope)
+        assert each.residents() == [[1], [2]]  # 1 and 3 are equal
 
 
 def test_a_run_without_history_says_so():

@@ -30,38 +30,41 @@ def test_uniform_takes_the_lowest_ids_of_every_layer():
         assert placed("uniform", scope) == [[0, 1], [0, 1]]
 
 
-def test_frequency_fills_one_budget_from_the_top():
-    # Of all: 2 (3 tokens) and 0 (2) of layer 1, 1 of layer 2 (2), and of those with one token the
-    # one of the lower layer, 3.
-    assert placed("frequency", "global") == [[0, 2, 3], [1]]
-    # Three slots per layer are six: after those four come 0 and 3 of layer 2.
-    assert placed("frequency", "global", cache=3) == [[0, 2, 3], [0, 1, 3]]
+@pytest.mark.parametrize("scope", ["layer", "global"])
+class TestOverAllLayers:
+    def test_frequency_fills_one_budget_from_the_top(self, scope):
+        # Of all: 2 (3 tokens) and 0 (2) of layer 1, 1 of layer 2 (2), and of those with one token
+        # the one of the lower layer, 3.
+        assert placed("frequency", scope) == [[0, 2, 3], [1]]
+        # Three slots per layer are six: after those four come 0 and 3 of layer 2.
+        assert placed("frequency", scope, cache=3) == [[0, 2, 3], [0, 1, 3]]
 
+    def test_frequency_layer_gives_every_layer_its_share(self, scope):
+        # In layer 2 experts 0 and 3 have one token each: the lower id.
+        assert placed("frequency-layer", scope) == [[0, 2], [0, 1]]
 
-def test_frequency_takes_the_best_of_each_layer_where_each_has_its_slots():
-    # In layer 2 experts 0 and 3 have one token each: the lower id.
-    assert placed("frequency", "layer") == [[0, 2], [0, 1]]
-    assert placed("frequency-layer", "global") == [[0, 2], [0, 1]]
-
-
-def test_frequency_without_history_is_uniform():
-    for scope in ("layer", "global"):
+    def test_frequency_without_history_is_uniform(self, scope):
         assert placed("frequency", scope, history=()) == placed("uniform", scope)
 
+    def test_front_loading_fills_layer_after_layer(self, scope):
+        # Three slots per layer: four experts of layer 1, two of layer 2.
+        assert placed("front-loading", scope, cache=3) == [[0, 1, 2, 3], [0, 1]]
 
-def test_front_loading_fills_layer_after_layer():
-    # Three slots per layer: four experts of layer 1, two of layer 2.
-    assert placed("front-loading", "global", cache=3) == [[0, 1, 2, 3], [0, 1]]
-    with pytest.raises(UsageError, match="run it with --scope global"):
-        placed("front-loading", "layer")
+    def test_random_is_seeded_and_keeps_the_budget(self, scope):
+        draws = [placed("random", scope, seed=seed) for seed in (42, 42, *range(8))]
+        assert draws[0] == draws[1] and len({str(draw) for draw in draws}) > 2
+        assert {sum(map(len, draw)) for draw in draws} == {4}
+        assert any(len(draw[0]) != 2 for draw in draws)
 
 
-def test_random_is_seeded_and_keeps_the_budget():
-    draws = [placed("random", "global", seed=seed) for seed in (42, 42, *range(8))]
-    assert draws[0] == draws[1] and len({str(draw) for draw in draws}) > 2
-    assert {sum(map(len, draw)) for draw in draws} == {4}
-    assert any(len(draw[0]) != 2 for draw in draws)  # over all layers
-    assert [len(layer) for layer in placed("random", "layer")] == [2, 2]
+def test_slots_follow_the_placement_and_come_back_with_it():
+    # Front-loading leaves layer 2 without a slot; its misses go to the CPU, request by request.
+    trace = request_by_hand(TWO, [[[[0], [2]], [[1]]]])
+    run = Run(KTransformers(placement="front-loading"), TWO, trace, 2, cold=True)
+    for _ in range(2):
+        assert run.simulation.state.pools.capacity.tolist() == [4, 0]
+        assert (run.count("hits"), run.count("cpu_misses")) == ([2, 0], [0, 1])
+        run.again(trace)
 
 
 def test_history_is_counted_once_and_nothing_after_it():
@@ -69,7 +72,7 @@ def test_history_is_counted_once_and_nothing_after_it():
     other = request_by_hand(TWO, [[[[1]] * 9, [[2]] * 9]], request=1)
     learned.run(other)
     learned.simulation.end_history()  # places anew, from history alone
-    assert learned.residents() == [[0, 2], [0, 1]]
+    assert learned.residents() == [[0, 2, 3], [1]]
 
 
 def test_misses_go_to_the_cpu_and_nothing_moves():

