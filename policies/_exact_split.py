@@ -28,6 +28,8 @@ class Search(NamedTuple):
     Attributes:
         cpu_floor_us: float64 [E + 1], no load of so many CPU experts takes less.
         gpu_floor_us: no grouped kernel takes less.
+        slowdown: float64 [3], the least factor of the GPU lane while the CPU works, of H2D while
+            the CPU works, and of the CPU while copies run.
         waiting: float64 [E + 1], bounds of numbers of CPU experts not looked into yet.
         bound: float64 [n], start: int64 [n, 2], candidates not timed yet: (x, first).
         before: int64 [E + 1], tokens of all experts lighter than each, in order.
@@ -36,6 +38,7 @@ class Search(NamedTuple):
 
     cpu_floor_us: NDArray[np.float64]
     gpu_floor_us: float
+    slowdown: NDArray[np.float64]
     waiting: NDArray[np.float64]
     bound: NDArray[np.float64]
     start: NDArray[np.int64]
@@ -50,6 +53,7 @@ def new_search(costs: LaneCosts, experts: int) -> Search:
     return Search(
         cpu_floor_us=_cpu_floor_us(costs, experts),
         gpu_floor_us=float(np.nanmin(costs.profile.gpu_experts.median_us)),
+        slowdown=np.array([_least_slowdown(costs, *pair) for pair in _PAIRS]),
         waiting=np.zeros(experts + 1),
         bound=np.zeros(most),
         start=np.zeros((most, 2), np.int64),
@@ -57,6 +61,14 @@ def new_search(costs: LaneCosts, experts: int) -> Search:
         trial=np.zeros(experts, np.int64),
         tried=np.zeros((3, TRIED), np.bool_),
     )
+
+
+_PAIRS = ((GPU, CPU), (H2D, CPU), (CPU, H2D))
+
+
+def _least_slowdown(costs: LaneCosts, lane: int, other: int) -> float:
+    """Return the least factor by which a lane is slowed by sets of lanes with ``other`` in it."""
+    return min(costs.tables.interference[lane, busy] for busy in range(8) if busy >> other & 1)
 
 
 def _cpu_floor_us(costs: LaneCosts, experts: int) -> NDArray[np.float64]:
@@ -151,7 +163,7 @@ def _open_search(lanes, tables, search, layer, rows, tokens, order, slots):
         gpu_us = shared_us + search.gpu_floor_us * kernels
         cpu_us = link_us + search.cpu_floor_us[x] if x > 0 else 0.0
         copies_us = transfers * lanes.copy_us[layer]
-        bound = _bound(tables.interference, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
+        bound = _bound(search.slowdown, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
         search.waiting[x] = bound if bound >= 0.0 else 0.0
 
 
@@ -174,7 +186,7 @@ def _look_into(lanes, tables, search, layer, rows, count, slots, x, left, best_u
         if hit_load != kept:
             gpu_us = rest_us + gpu_experts_us(tables, hits, kept)
         load, hit_load = before[first + x] - before[first], kept
-        bound = _bound(tables.interference, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
+        bound = _bound(search.slowdown, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
         if 0.0 <= bound < best_us:  # NaN is outside the profile
             search.bound[left] = bound
             search.start[left, 0], search.start[left, 1] = x, first
@@ -265,21 +277,17 @@ def _arrange(decided, order, on_cpu, first, hits):
 
 
 @lean
-def _bound(interference, gpu_us, copies_us, cpu_us, floor_us):
-    """Return a time that lanes with this much work cannot undercut."""
-    longest = _slowed(interference, CPU, H2D, cpu_us, copies_us)
+def _bound(least, gpu_us, copies_us, cpu_us, floor_us):
+    """Return a time that lanes with this much work cannot undercut; ``least``: of a search."""
+    longest = _slowed(least[CPU], cpu_us, copies_us)
     if copies_us > 0.0:  # the last arrival is computed after all copies
-        longest = max(longest, _slowed(interference, H2D, CPU, copies_us, cpu_us) + floor_us)
-    return max(longest, _slowed(interference, GPU, CPU, gpu_us, cpu_us))
+        longest = max(longest, _slowed(least[H2D], copies_us, cpu_us) + floor_us)
+    return max(longest, _slowed(least[GPU], gpu_us, cpu_us))
 
 
 @lean
-def _slowed(interference, lane, other, work_us, other_us):
+def _slowed(factor, work_us, other_us):
     """Return the least time for ``work_us`` of a lane while another has ``other_us`` to do."""
-    factor = np.inf
-    for busy in range(8):
-        if busy >> other & 1:
-            factor = min(factor, interference[lane, busy])
     return min(work_us * factor, work_us + other_us * (1.0 - 1.0 / factor))
 
 
