@@ -10,6 +10,7 @@ per pool, in which the first C are the residents of a cache with C slots, then d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,7 @@ def policy_curve(
     *,
     spec: str | None = None,
     expert_bytes: NDArray[np.int64] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> HitCurve:
     """Return the hits of a stack policy with 0 to E slots per layer, exactly as in as many runs.
 
@@ -83,6 +85,7 @@ def policy_curve(
         rules: how requests are run.
         spec: what to call the policy.
         expert_bytes: int64 [L], if they differ from the cost geometry's.
+        progress: called with (requests done, all of them).
 
     Raises:
         UsageError: it is no stack policy, or one pool holds experts of different size.
@@ -96,14 +99,16 @@ def policy_curve(
     simulation = Simulation(
         recorder, geometry, costs, Budget(cache=0), rules, expert_bytes=expert_bytes, name=spec
     )
-    in_history = False
-    for group, batch in feed(
-        source, split_requests(source.requests, rules), rules, costs, learns=policy.learns
-    ):
+    splits, in_history, done = split_requests(source.requests, rules), False, 0
+    total = sum(len(requests) for _, requests in splits.parts(learns=policy.learns))
+    for group, batch in feed(source, splits, rules, costs, learns=policy.learns):
         if in_history and group.split != "history":
             simulation.end_history()
         in_history = group.split == "history"
         simulation.run_group(group, batch)
+        done += len(group.ends)
+        if progress is not None:
+            progress(done, total)
     found = simulation.policy
     assert isinstance(found, _Recorder)
     return found.curve(spec)

@@ -10,7 +10,7 @@ import click
 from oled_sim.cli.options import DEFAULT_TRACE, batch_option, policy_option, rule_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -74,6 +74,7 @@ def curve(
     others with oled-sim sweep.
     """
     from oled_sim.cli.grids import check_files, encode
+    from oled_sim.cli.simulating import progress
     from oled_sim.cli.traces import open_traces
     from oled_sim.engine.rules import Rules
     from oled_sim.policy_spec import parse_policies
@@ -82,7 +83,8 @@ def curve(
     shown = _capacities(caches)
     check_files(out, figure=plot, force=force)
     opened = open_traces(traces or (DEFAULT_TRACE,))
-    runs = [_run(name, trace, parsed, settings) for name, trace in opened.items()]
+    with progress() as report:
+        runs = [_run(name, trace, parsed, settings, report) for name, trace in opened.items()]
     if out is not None or plot is not None:
         _write(out, plot, runs)
     if as_json:
@@ -101,7 +103,13 @@ def _capacities(texts: Sequence[str]) -> list[int] | None:
     return list(dict.fromkeys(found)) or None
 
 
-def _run(name: str, trace: Trace, policies: dict[str, Policy], rules: Rules) -> CurveRun:
+def _run(
+    name: str,
+    trace: Trace,
+    policies: dict[str, Policy],
+    rules: Rules,
+    report: Callable[[int, int], None],
+) -> CurveRun:
     from oled_sim.bounds.policy_curves import policy_curve
     from oled_sim.cli.simulating import costs_for, describe, expert_bytes_of, source_for
 
@@ -114,6 +122,7 @@ def _run(name: str, trace: Trace, policies: dict[str, Policy], rules: Rules) -> 
             rules,
             spec=spec,
             expert_bytes=expert_bytes_of(trace, costs),
+            progress=report,
         )
         for spec, policy in policies.items()
     ]

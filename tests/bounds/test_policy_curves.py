@@ -132,6 +132,14 @@ def test_on_a_bundled_trace(spec, scope):
     assert found == separately(source, policy, rules, costs, step)
 
 
+def test_progress_goes_to_the_end():
+    steps = []
+    requests = [request_by_hand(ONE, [[[[0]]]], request=i) for i in range(3)]
+    source = MemoryTrace(ONE, requests)
+    policy_curve(source, LRU(), COSTS, ALL, progress=lambda *step: steps.append(step))
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_is_what_analyze_says_of_lru():
     trace = open_trace("nano-humaneval")
     source = TraceSource(trace, ("ids",))
