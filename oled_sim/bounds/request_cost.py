@@ -67,6 +67,10 @@ def least_work_us(
         offset = np.concatenate([[0], np.cumsum(counts[course.event_layer == i])])
         cpu_us = cost.fixed_us + cost.per_token_us * course.tokens[here]
         if len(offset) > 1:
-            uses = Uses(offset.astype(np.int64), course.experts[here], np.maximum(cpu_us, 0.0))
+            uses = Uses(
+                offset.astype(np.int64),
+                course.experts[here].astype(np.int64),
+                np.maximum(cpu_us, 0.0),
+            )
             found[i] = least_cost_us(uses, float(copy_us[i]), int(slots[i]))
     return found
