@@ -127,11 +127,18 @@ def direct(function: F) -> F:
         if entry is not None:
             return entry(*args)
         answer = function(*args)
-        compiled = function.overloads.get(tuple(typeof(a) for a in args))  # type: ignore[attr-defined]
-        entry = function if compiled is None else compiled.entry_point
+        entry = _entry_point(function, args)
         return answer
 
     return call  # type: ignore[return-value]
+
+
+def _entry_point(function: Any, args: tuple[Any, ...]) -> Any:
+    """Return what was compiled for arguments of these types, after a call with them."""
+    compiled = list(function.overloads.values())
+    if len(compiled) > 1:  # asking for the types takes a while
+        compiled = [function.overloads[tuple(typeof(a) for a in args)]]
+    return compiled[0].entry_point
 
 
 def _compile(function: F, **options: Any) -> F:

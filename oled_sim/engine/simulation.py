@@ -127,7 +127,9 @@ class Simulation:
         name = name or type(policy).__name__
         self.policy = own_copy(policy, name)
         self._kernels = events.Kernels()
-        self._loop: tuple[Batch, Callable[..., int], Gate] | None = None
+        self._loop: Callable[..., int] | None = None
+        self._decides: Callable[..., None] | None = None
+        self._gate: tuple[Batch, Gate] | None = None
         self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
         self._cursor = Cursor(self.hooks.fail) if "future" in self.policy.needs else None
         self._future = self._cursor or Withheld(self.hooks.fail)
@@ -342,10 +344,11 @@ class Simulation:
 
     def _loop_for(self, offered: Compiled, batch: Batch) -> tuple[Callable[..., int], Gate]:
         """Return the loop around the policy's kernel, and what the kernel may read of a batch."""
-        if self._loop is None or self._loop[0] is not batch:
-            gate = compiled.gate_of(batch, self.policy.needs)
-            self._loop = batch, direct(compiled.loop_for(offered.decide)), gate
-        return self._loop[1:]
+        if self._loop is None or self._decides is not offered.decide:
+            self._loop, self._decides = direct(compiled.loop_for(offered.decide)), offered.decide
+        if self._gate is None or self._gate[0] is not batch:
+            self._gate = batch, compiled.gate_of(batch, self.policy.needs)
+        return self._loop, self._gate[1]
 
     def _next_ask(self, course: Course, first: int) -> int:
         """Return the pass before which the policy has a say next, at the latest the last one."""
