@@ -52,8 +52,8 @@ def new_search(costs: LaneCosts, experts: int) -> Search:
     most = (experts + 1) * (experts + 2) // 2
     return Search(
         cpu_floor_us=_cpu_floor_us(costs, experts),
-        gpu_floor_us=float(np.nanmin(costs.profile.gpu_experts.median_us)),
-        slowdown=np.array([_least_slowdown(costs, *pair) for pair in _PAIRS]),
+        gpu_floor_us=gpu_floor_us(costs),
+        slowdown=least_slowdowns(costs),
         waiting=np.zeros(experts + 1),
         bound=np.zeros(most),
         start=np.zeros((most, 2), np.int64),
@@ -66,9 +66,19 @@ def new_search(costs: LaneCosts, experts: int) -> Search:
 _PAIRS = ((GPU, CPU), (H2D, CPU), (CPU, H2D))
 
 
+def least_slowdowns(costs: LaneCosts) -> NDArray[np.float64]:
+    """Return the ``slowdown`` of a :class:`Search`, float64 [3]."""
+    return np.array([_least_slowdown(costs, *pair) for pair in _PAIRS])
+
+
 def _least_slowdown(costs: LaneCosts, lane: int, other: int) -> float:
     """Return the least factor by which a lane is slowed by sets of lanes with ``other`` in it."""
     return min(costs.tables.interference[lane, busy] for busy in range(8) if busy >> other & 1)
+
+
+def gpu_floor_us(costs: LaneCosts) -> float:
+    """Return what no grouped kernel undercuts, in µs; 0 where unknown."""
+    return 0.0 if costs.extrapolate else float(np.nanmin(costs.profile.gpu_experts.median_us))
 
 
 def _cpu_floor_us(costs: LaneCosts, experts: int) -> NDArray[np.float64]:
@@ -163,7 +173,7 @@ def _open_search(lanes, tables, search, layer, rows, tokens, order, slots):
         gpu_us = shared_us + search.gpu_floor_us * kernels
         cpu_us = link_us + search.cpu_floor_us[x] if x > 0 else 0.0
         copies_us = transfers * lanes.copy_us[layer]
-        bound = _bound(search.slowdown, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
+        bound = bound_us(search.slowdown, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
         search.waiting[x] = bound if bound >= 0.0 else 0.0
 
 
@@ -186,7 +196,7 @@ def _look_into(lanes, tables, search, layer, rows, count, slots, x, left, best_u
         if hit_load != kept:
             gpu_us = rest_us + gpu_experts_us(tables, hits, kept)
         load, hit_load = before[first + x] - before[first], kept
-        bound = _bound(search.slowdown, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
+        bound = bound_us(search.slowdown, gpu_us, copies_us, cpu_us, search.gpu_floor_us)
         if 0.0 <= bound < best_us:  # NaN is outside the profile
             search.bound[left] = bound
             search.start[left, 0], search.start[left, 1] = x, first
@@ -277,8 +287,14 @@ def _arrange(decided, order, on_cpu, first, hits):
 
 
 @lean
-def _bound(least, gpu_us, copies_us, cpu_us, floor_us):
-    """Return a time that lanes with this much work cannot undercut; ``least``: of a search."""
+def bound_us(least, gpu_us, copies_us, cpu_us, floor_us):
+    """Return a time that lanes with this much work cannot undercut.
+
+    Args:
+        least: float64 [3], from :func:`least_slowdowns`.
+        gpu_us, copies_us, cpu_us: work of the lanes, alone.
+        floor_us: no grouped kernel takes less.
+    """
     longest = _slowed(least[CPU], cpu_us, copies_us)
     if copies_us > 0.0:  # the last arrival is computed after all copies
         longest = max(longest, _slowed(least[H2D], copies_us, cpu_us) + floor_us)

@@ -13,6 +13,8 @@ from oled_sim.errors import UsageError
 from oled_sim.policy import Compiled, Event, LayerHistory, Policy, Setting, param
 
 from ._cooperative import priorities, room_for_misses, split_cooperatively
+from ._exact_dispatch import split_exactly
+from ._exact_split import gpu_floor_us, least_slowdowns
 from ._kernels import PSI as PSI_NUMBER
 from ._kernels import STALE, decide_oled, shares, smooth, split_data
 from ._load_split import split_by_load
@@ -50,6 +52,9 @@ class OLED(Policy):
     - *A swap* exchanges the transferred expert of lowest priority for the CPU expert of highest
       load, or moves one expert over: the lowest priority to the CPU, the highest priority to the
       transfers. The best of the three is made if it lowers J, at most ``swaps`` times.
+
+    ``dispatch=exact`` is no part of the paper, and tells what its two stages lose: of all splits,
+    near ρ|M| or not, the one with the least J (``policies/_exact_dispatch.py`` says how exactly).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"ids", "gates", "confidence"})
@@ -57,6 +62,7 @@ class OLED(Policy):
         "priority": {"allocate": "uniform", "dispatch": "transfer"},
         "priority+adapt": {"dispatch": "transfer"},
         "priority+adapt+coop": {},
+        "exact": {"dispatch": "exact"},
     }
 
     psi: Literal["linear", "square", "sqrt", "one"] = param("linear", "ψ, how confidence weighs")
@@ -68,7 +74,7 @@ class OLED(Policy):
     )
     allocate_every: int = param(5, "denoise and commit passes between allocations")
     smoothing: float = param(0.5, "weight of the newest window in a_l and u_l, above 0 to 1")
-    dispatch_by: Literal["coop", "load", "transfer"] = param(
+    dispatch_by: Literal["coop", "load", "transfer", "exact"] = param(
         "coop", "what becomes of misses", name="dispatch"
     )
     mean_tokens: float = param(0.0, "n̄, tokens per missed expert; 0 takes the event's own mean")
@@ -93,6 +99,7 @@ class OLED(Policy):
         """Start with no priorities and no statistics."""
         self._setting = setting
         self._misses = room_for_misses(self.experts)
+        self._floors = least_slowdowns(setting.costs), gpu_floor_us(setting.costs)
         self.clear()
 
     def clear(self) -> None:
@@ -138,7 +145,25 @@ class OLED(Policy):
             self.swaps,
             self.slack,
         )
+        if self.dispatch_by == "exact":
+            self._improve(event, lanes)
         return lanes
+
+    def _improve(self, event: Event, lanes: NDArray[np.int64]) -> None:
+        """Replace a decision by the one with the least J, in place."""
+        timer = self._setting.timer
+        split_exactly(
+            timer.lanes,
+            timer.queue,
+            timer.tables,
+            *self._floors,
+            event.layer,
+            len(event.routes),
+            event.tokens,
+            self._priority[event.experts],
+            lanes,
+            self.reuse_weight,
+        )
 
     def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
         """Return the priorities; those of residents that are not activated rank below, by rule."""
@@ -146,8 +171,10 @@ class OLED(Policy):
             return self._last[layer]
         return self._ranked(layer, event, self._priority)
 
-    def compiled(self) -> Compiled:
-        """Offer dispatch and score as a kernel."""
+    def compiled(self) -> Compiled | None:
+        """Offer dispatch and score as a kernel, but for the exact dispatch."""
+        if self.dispatch_by == "exact":
+            return None
         timer = self._setting.timer
         own = (
             split_data(self._setting, self.dispatch_by),

@@ -31,7 +31,8 @@ for rules in (Rules(batch=2, staging=3), Rules(batch=2, scope="global", confiden
     rng = np.random.default_rng(5)
     traces = [random_request(rng, geometry, request=i, passes=14, tokens=4) for i in range(2)]
     batch = make_batch(traces, geometry, costs, rules.confidence)
-    specs = ("lru", "lru:dispatch=load", "lfu", "oled", "ideal", "ideal:total", "belady")
+    specs = ("lru", "lru:dispatch=load", "lfu", "oled", "oled:exact", "ideal", "ideal:total",
+             "belady")
     policies = {s: parse_policy(s) for s in specs}
     for name, policy in (policies | {"prefetching": Prefetching()}).items():
         simulation = Simulation(policy, geometry, costs, Budget(cache=4), rules, keep_log=True)

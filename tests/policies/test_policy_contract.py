@@ -17,6 +17,7 @@ CAUSAL = (
     "oled:dispatch=load,allocate=uniform",
     "oled:psi=square,stale=last_priority,allocate_every=1,smoothing=1",
     "oled:stale=id,swaps=0,mean_tokens=2",
+    "oled:exact",
     "ktransformers",
     "ktransformers:placement=frequency,gpu_prefill_tokens=3",
     "ktransformers:placement=random,gpu_prefill_tokens=1,dynamic=true",
