@@ -114,6 +114,11 @@ class OLED(Policy):
         """Every fifth pass, unless the budget stays uniform."""
         return self.allocate_every if self.allocate_by == "adapt" else 0
 
+    @property
+    def stack(self) -> bool:
+        """Whether priority alone decides: all misses are transferred, and no budget moves."""
+        return self.dispatch_by == "transfer" and self.allocate_by == "uniform"
+
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
         """Share the budget by w_l = a_l · u_l; keep it where no layer has any weight."""
         self._ratio = smooth(self._ratio, history.activation_ratio, self.smoothing)

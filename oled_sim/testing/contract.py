@@ -56,10 +56,12 @@ class PolicyContract:
             ``future``.
         geometry: what the traces route over. Layers are not numbered from 0, and there are fewer
             experts than any model has, so that nothing can be taken for granted.
+        cache: slots per layer where a test does not say how many.
     """
 
     causal = True
     geometry = GEOMETRY
+    cache = 4
 
     def make(self) -> Policy:
         """Return a new policy with the parameters under test."""
@@ -207,7 +209,7 @@ class PolicyContract:
         source = MemoryTrace(self.geometry, uneven, SIGNALS)
         for mode in ("barrier", "refill"):
             rules = Rules(batch=2, batch_mode=mode, history=1)
-            simulate(source, self.make(), self.costs(), 4, rules)
+            simulate(source, self.make(), self.costs(), self.cache, rules)
 
     def test_laws_hold_on_ragged_traces(self) -> None:
         """Layers are missing from some passes, and tokens from some layers."""

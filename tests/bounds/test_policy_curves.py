@@ -109,12 +109,21 @@ rules = st.builds(
     staging=st.sampled_from([1, 16]),
 )
 policies = st.one_of(
-    st.sampled_from(["lru", "lfu", "lfu:reset=request", "lfu:count=tokens"]).map(parse_policy),
+    st.sampled_from(
+        [
+            "lru",
+            "lfu",
+            "oled:priority",
+            "oled:priority,stale=id",
+            "lfu:reset=request",
+            "lfu:count=tokens",
+        ]
+    ).map(parse_policy),
     st.builds(Scored, seed=st.integers(0, 99)),
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(traces(), policies, rules)
 def test_every_cache_size_has_the_hits_of_a_run_of_its_own(source, policy, rules):
     curve = policy_curve(source, policy, COSTS, rules)

@@ -34,7 +34,7 @@ def differences(expected, found):
     ]
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", [TRACES[0], pytest.param(TRACES[1], marks=pytest.mark.slow)])
 def test_golden_results(name):
     expected = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     lines = differences(expected, results_of(name))

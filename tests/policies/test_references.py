@@ -30,6 +30,8 @@ class TestNoCache(PolicyContract):
 class TestFull(PolicyContract):
     """The contract at the one budget that it takes."""
 
+    cache = PolicyContract.geometry.experts
+
     def make(self):
         return Full()
 
