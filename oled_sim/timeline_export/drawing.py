@@ -40,9 +40,9 @@ GAUGE_TRACKS = {
 """Name and unit of the counter of each entry of ``GAUGES``."""
 
 JOB_NAMES = {"start": "embedding + dense layers", "dense": "attention + gate",
-             "shared": "shared expert", "head": "LM head + sampling"}  # fmt: skip
-"""Jobs that are shown under another name than their kind. Transfers add the expert's id, which the
-interface leaves out of account when it picks a colour."""
+             "shared": "shared expert", "head": "LM head + sampling",
+             "late": "late prefetch"}  # fmt: skip
+"""Jobs that are shown under another name than their kind."""
 
 COPIES = (DEMAND, LATE, PREFETCH)
 
@@ -125,10 +125,11 @@ class RunDrawing:
         here = slice(course.pass_event[p], course.pass_event[p + 1])
         begin, end = (clock.ns(course.times[here, i]) for i in (T_START, T_END))
         counts = course.counts[here].tolist()
-        lane_times = course.times[here, T_END + 1 :].tolist()
+        lane_times = _whole_ns(course.times[here, T_END + 1 :]).tolist()
         for i, layer in enumerate(course.event_layer[here].tolist()):
             name = f"layer {self._layers[layer]}"
-            arguments: dict[str, float] = dict(zip(EVENT_COUNTS, counts[i], strict=True))
+            arguments = {"pass": record.batch.start + p, "layer": self._layers[layer]}
+            arguments |= zip(EVENT_COUNTS, counts[i], strict=True)
             arguments |= zip(EVENT_TIMES[T_END + 1 :], lane_times[i], strict=True)
             self._encoder.begin(self._tracks.work, begin[i], name, "layer", arguments)
             self._encoder.end(self._tracks.work, end[i])
@@ -141,8 +142,21 @@ class RunDrawing:
             track = self._tracks.lanes[lane]
             p += record.batch.start
             arguments = self._job_arguments(layer, expert, experts, tokens, p, kind in COPIES)
-            self._encoder.begin(track, begin[i], _job_name(kind, expert), JOBS[kind], arguments)
+            name = self._job_name(kind, layer, expert)
+            self._encoder.begin(track, begin[i], name, JOBS[kind], arguments)
             self._encoder.end(track, end[i])
+
+    def _job_name(self, kind: int, layer: int, expert: int) -> str:
+        """Return what a job is called.
+
+        Of a transfer, the expert comes first: with a whole layer in view, the interface has room
+        for about four letters. A letter leads, as a number cut short looks like another number.
+        Numbers do not count when the interface picks a colour.
+        """
+        name = JOB_NAMES.get(JOBS[kind], JOBS[kind])
+        if kind == PREFETCH:
+            return f"E{expert} {name} for layer {self._layers[layer]}"
+        return f"E{expert} {name}" if kind in COPIES else name
 
     def _job_arguments(
         self, layer: int, expert: int, experts: int, tokens: int, p: int, copied: bool
@@ -219,10 +233,9 @@ def changes(time_ns: list[int], values: NDArray[np.int64]) -> Iterator[tuple[int
     yield from zip(time[kept].tolist(), values[kept].tolist(), strict=True)
 
 
-def _job_name(kind: int, expert: int) -> str:
-    if kind in COPIES:
-        return f"{JOBS[kind]} {expert}"
-    return JOB_NAMES.get(JOBS[kind], JOBS[kind])
+def _whole_ns(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return times, still in µs, rounded as those of the slices are."""
+    return np.round(times_us, 3)
 
 
 def _requests(requests: tuple[int, ...]) -> tuple[str, Arguments]:
@@ -246,5 +259,5 @@ def _pass_arguments(record: GroupRecord, p: int) -> Arguments:
         "accepted": sum(int(t.accepted_count[i]) for t, i in present),
     }
     found |= zip(PASS_COUNTS, course.pass_counts[p].tolist(), strict=True)
-    found |= zip(PASS_TIMES[2:], course.pass_times[p, 2:].tolist(), strict=True)
+    found |= zip(PASS_TIMES[2:], _whole_ns(course.pass_times[p, 2:]).tolist(), strict=True)
     return found

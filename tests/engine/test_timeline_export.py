@@ -185,8 +185,8 @@ def test_two_events_by_hand(tmp_path):
     ]  # fmt: skip
     copied = {"pass": 0, "layer": 1, "tokens": 1, "bytes": 6 * MIB}
     assert [s[:5] for s in lanes["H2D copy engine"]] == [
-        (275_000, 425_000, "demand 0", "demand", copied | {"expert": 0}),
-        (425_000, 575_000, "demand 1", "demand", copied | {"expert": 1}),
+        (275_000, 425_000, "E0 demand", "demand", copied | {"expert": 0}),
+        (425_000, 575_000, "E1 demand", "demand", copied | {"expert": 1}),
     ]
     assert "CPU workers" not in lanes
     work = [(s.begin, s.end, s.name, s.depth) for s in lanes["requests, passes, layers"]]
@@ -202,6 +202,7 @@ def test_two_events_by_hand(tmp_path):
     # GPU: 145 + 130 + 20 + 52 + 52 + 10, 130 + 52 + 20 + 10, 200; H2D: two copies.
     assert (whole["gpu_busy_us"], whole["h2d_busy_us"]) == (821.0, 300.0)
     layer = next(s for s in lanes["requests, passes, layers"] if s.name == "layer 1").arguments
+    assert (layer["pass"], layer["layer"]) == (0, 1)
     assert (layer["activated"], layer["demand"], layer["hits"]) == (2, 2, 0)
     # From 145 on: copies 300, the last one computed 52, 130 before the gate, merge 10.
     critical = [layer[f"{lane}_critical_us"] for lane in ("gpu", "h2d", "cpu")]
@@ -240,9 +241,9 @@ def test_prefetch_and_late_by_hand(tmp_path):
     found = write(tmp_path / "t", run.record, layers=(1, 2), expert_bytes=np.full(2, 6 * MIB))
     (copies,) = (s for name, s in found.slices.items() if name[-1] == "H2D copy engine")
     assert [s[:3] for s in copies] == [
-        (275_000, 575_000, "demand 0"),
-        (575_000, 875_000, "late 5"),
-        (875_000, 1_175_000, "prefetch 6"),
+        (275_000, 575_000, "E0 demand"),
+        (575_000, 875_000, "E5 late prefetch"),
+        (875_000, 1_175_000, "E6 prefetch for layer 2"),
     ]
     assert copies[2].arguments == {"pass": 1, "layer": 2, "expert": 6, "bytes": 6 * MIB}
     waiting = found.counters["by-hand (cache 4)", "prefetches waiting"]
@@ -461,6 +462,18 @@ def test_counters_show_what_the_event_table_says(ended):
 
 def value_at(counter, time):
     return [value for begin, value in counter if begin <= time][-1]
+
+
+def test_times_among_the_arguments_are_as_exact_as_slices(tmp_path):
+    _, _, found = simulate(tmp_path / "t", parse_policy("lru"), COSTS["odd"])
+    times = [
+        value
+        for s in found.slices["run (cache 4)", "requests, passes, layers"]
+        for key, value in s.arguments.items()
+        if key.endswith("_us")
+    ]
+    assert times and all(type(t) is float and t == round(t, 3) for t in times)
+    assert any(t != round(t, 2) for t in times)
 
 
 def test_same_run_same_bytes(tmp_path):
