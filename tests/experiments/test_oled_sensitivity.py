@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from oled_sim.experiments.oled_sensitivity import (
-    CONFIDENCE,
-    TRACES,
-    VARIATIONS,
-    main,
-    markdown,
-    measure,
-    tidy,
-)
+from oled_sim.experiments._tables import TRACES, tidy
+from oled_sim.experiments.oled_sensitivity import CONFIDENCE, VARIATIONS, main, markdown, measure
 
 PAGE = (Path(__file__).parents[2] / "docs" / "oled-sensitivity.md").read_text(encoding="utf-8")
 
@@ -52,7 +45,7 @@ def test_page_shows_what_is_found():
 def test_each_variation_is_beside_the_defaults_with_its_cache():
     found = measure(["nano-gsm8k"], ["8", "40"], ["swaps=0"], ["end"], requests=3)
     rows = tidy(found).to_pylist()
-    assert [(r["cache"], r["variation"]) for r in rows] == [
+    assert [(r["cache"], r["policy"]) for r in rows] == [
         (8, "oled"), (8, "swaps=0"), (8, "confidence=end"),
         (40, "oled"), (40, "swaps=0"), (40, "confidence=end"),
     ]  # fmt: skip
@@ -68,10 +61,9 @@ def test_from_the_command_line(tmp_path):
     first = CliRunner().invoke(main, [*options, "--out", str(out)])
     assert first.exit_code == 0, first.output
     document = json.loads(first.stdout)
-    assert document["defaults"]["slack"] == 0.1
     with out.open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
-    assert [r["variation"] for r in written] == [r["variation"] for r in document["rows"]]
+    assert [r["policy"] for r in written] == [r["policy"] for r in document["rows"]]
     assert len(written) == 1 + len(VARIATIONS) + len(CONFIDENCE)
     again = CliRunner().invoke(main, [*options, "--out", str(out)])
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
