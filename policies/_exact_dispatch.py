@@ -29,10 +29,10 @@ def split_exactly(
 
     T_comp does depend on nothing else where no time of a GPU kernel depends on tokens. Otherwise
     it also matters which transferred expert arrives when, and another set of (g, v) may be better.
-    Then the least J lies between the two returned numbers; and where every arrival is computed
-    before the next one lands, the loss is at most the difference between the dearest and the
-    cheapest kernel over one of the missed experts. With the bundled profile the least J was missed
-    in 37 of 1,000 random events of 2 to 8 misses, by 41 µs at most.
+    Then the least J lies between the two returned numbers; and where lanes do not slow each other
+    and the GPU is idle when an arrival lands, the loss is at most the difference between the
+    dearest and the cheapest kernel over one of the missed experts. With the bundled profile the
+    least J was missed in 37 of 1,000 random events of 2 to 8 misses, by 41 µs at most.
 
     Takes time and memory in proportion to misses² · tokens.
 
