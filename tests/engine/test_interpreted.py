@@ -35,12 +35,13 @@ for rules in (Rules(batch=2, staging=3), Rules(batch=2, scope="global", confiden
              "belady")
     policies = {s: parse_policy(s) for s in specs}
     for name, policy in (policies | {"prefetching": Prefetching()}).items():
-        simulation = Simulation(policy, geometry, costs, Budget(cache=4), rules, keep_log=True)
-        record = simulation.run_group(Group("counted", (0, 1)), batch)
-        digest = hashlib.sha256()
-        for array in (*record.course, record.log, *simulation.state.pools[:5]):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        found[f"{rules.scope} {name}"] = digest.hexdigest()
+        for log in (True, False):  # gate by gate, and whole batches in the kernel of a policy
+            simulation = Simulation(policy, geometry, costs, Budget(cache=4), rules, keep_log=log)
+            record = simulation.run_group(Group("counted", (0, 1)), batch)
+            digest = hashlib.sha256()
+            for array in (*record.course, *simulation.state.pools[:6], *((record.log,) * log)):
+                digest.update(np.ascontiguousarray(array).tobytes())
+            found[f"{rules.scope} {name} {log}"] = digest.hexdigest()
 print(json.dumps({"interpreted": bool(config.DISABLE_JIT), "found": found}))
 '''
 
