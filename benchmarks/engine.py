@@ -2,13 +2,14 @@
 
     python benchmarks/engine.py [--requests 8] [--cache 80] [--repeat 5]
 
-One core, one seeded trace of LLaDA2.0-mini's shape: 19 layers × 256 experts, blocks of 32 tokens,
-top 8, about 55 activated experts per event. libcachesim replays the same accesses, one per event
-and activated expert, through its own reader from an oracleGeneral file in the page cache, with as
-many slots in one LRU as all our layers have together. Our time counts everything after the trace
-is in memory: uniting routes, the policy, the lanes, the laws, the figures; libcachesim's only
-``process_trace``. Times are processor times of the process, since wall times mean little on a
-machine with other load; best of several runs each, alternating. The first round is not counted.
+One core, one seeded trace of LLaDA2.0-mini's shape: 19 layers × 256 experts, blocks of 16 tokens
+(the paper's), top 8, about 53 activated experts per event. libcachesim replays the same accesses,
+one per event and activated expert, through its own reader from an oracleGeneral file in the page
+cache, with as many slots in one LRU as all our layers have together. Our time counts everything
+after the trace is in memory: uniting routes, the policy, the lanes, the laws, the figures;
+libcachesim's only ``process_trace``. Times are processor times of the process, since wall times
+mean little on a machine with other load; best of several runs each, alternating. The first round
+is not counted.
 
 Writes benchmarks/results/<date>-<machine>-engine.json (``--dry`` does not).
 """
@@ -45,8 +46,10 @@ from oled_sim.policy_spec import parse_policy
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 
 LAYERS, EXPERTS, TOP_K, BLOCK = 19, 256, 8, 16
+BLOCK_PASSES = 20
+"""Passes over a block of tokens, after which a new one begins with tastes of its own."""
 SKEW = 1.3
-"""Popularity of the experts of a block falls as rank to this power; gives about 55 activated."""
+"""Popularity of the experts of a block falls as rank to this power; gives about 53 activated."""
 KEEP = 0.85
 """Chance that a token keeps its route from one pass to the next."""
 SEED = 20261130
@@ -82,12 +85,12 @@ def draw_routes(rng: np.random.Generator, popularity: NDArray[np.float64]) -> ND
 
 
 def routes_of_request(rng: np.random.Generator, passes: int) -> NDArray[np.uint8]:
-    """Return routes uint8 [I, L, T, k]; every 20 passes a new block with tastes of its own."""
+    """Return routes uint8 [I, L, T, k]; every so often a new block with tastes of its own."""
     found = np.empty((passes, LAYERS, BLOCK, TOP_K), np.uint8)
     ranks = -SKEW * np.log(np.arange(1, EXPERTS + 1))
     popularity = np.empty((LAYERS, 1, EXPERTS))
     for i in range(passes):
-        if i % 20 == 0:
+        if i % BLOCK_PASSES == 0:
             popularity = np.stack([rng.permutation(ranks) for _ in range(LAYERS)])[:, None]
             found[i] = draw_routes(rng, popularity)
             continue
@@ -102,7 +105,7 @@ def make_request(request: int, passes: int) -> RequestTrace:
     routes = routes_of_request(rng, passes)
     events, tokens = passes * LAYERS, passes * BLOCK
     gates = rng.random((events * BLOCK, TOP_K)) + 0.05
-    block = np.arange(passes, dtype=np.int32) // 20
+    block = np.arange(passes, dtype=np.int32) // BLOCK_PASSES
     position = (block[:, None] * BLOCK + np.arange(BLOCK, dtype=np.int32)).ravel()
     rows = np.arange(tokens, dtype=np.int32).reshape(passes, 1, BLOCK)
     return RequestTrace(
@@ -189,6 +192,7 @@ def measure(requests: int, passes: int, cache: int, repeat: int) -> dict[str, An
     source = MemoryTrace(
         RoutingGeometry(tuple(range(1, LAYERS + 1)), EXPERTS, TOP_K),
         [make_request(i, passes) for i in range(requests)],
+        outputs=dict.fromkeys(range(requests), BLOCK * passes // BLOCK_PASSES),
     )
     costs = LaneCosts(load_profile("h200-llada2.0-mini"), extrapolate=False)
     accesses, events = flatten(source, costs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,18 +41,20 @@ class Merged:
         )[order]
         self.length = np.concatenate([np.diff(t.event_offset) for t in traces])[order]
         ends = np.cumsum(self.length)
-        # Row i of the batch is row `source[i]` of the concatenated requests.
-        self.source = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-            start - (ends - self.length), self.length
-        )
+        self._shift = start - (ends - self.length)
         # One request with nothing between its rows is in order as it is.
-        self._in_order = len(traces) == 1 and bool((start == ends - self.length).all())
+        self._in_order = len(traces) == 1 and not self._shift.any()
         before = np.concatenate([[0], ends])
         self.rows = np.append(before[self.first], before[-1]).astype(np.int64)
 
+    @cached_property
+    def source(self) -> NDArray[np.int64]:
+        """int64 [N]: row i of the batch is row ``source[i]`` of the concatenated requests."""
+        return np.arange(self.rows[-1]) + np.repeat(self._shift, self.length)
+
     def take(self, columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return one column per routing row of all requests, in the batch's order."""
-        if self._in_order and len(columns[0]) == len(self.source):
+        if self._in_order and len(columns[0]) == self.rows[-1]:
             return frozen(np.ascontiguousarray(columns[0]))
         joined = columns[0] if len(columns) == 1 else np.concatenate(columns)
         return frozen(np.ascontiguousarray(joined[self.source]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,16 +100,13 @@ class PassTable:
 
     def __init__(self, record: GroupRecord, scope: str, pool_slots: int) -> None:
         course = record.course
-        passes = len(course.pass_times)
-        self.counts = sum_by_pass(course.counts, course.pass_event)
+        self.counts, self.utilization = sum_by_pass(course.counts, course.pass_event)
         self.pass_counts = course.pass_counts
         self.pass_times = course.pass_times
         self.time = course.pass_times[:, 1] - course.pass_times[:, 0]
         if scope == "global":
-            slots = np.full(passes, pool_slots, np.float64)
-            self.utilization = _ratio(self.counts[:, N_HITS].astype(np.float64), slots)
-        else:
-            self.utilization = _layer_utilization(course.counts, course.event_pass, passes)
+            slots = float(pool_slots) if pool_slots > 0 else np.nan
+            self.utilization = self.counts[:, N_HITS] / slots
 
 
 @kernel
@@ -121,28 +118,22 @@ def sum_by_pass(counts, pass_event):  # noqa: ANN001, ANN201
         pass_event: int64 [P + 1], first event of each pass.
 
     Returns:
-        int64 [P, n].
+        int64 [P, n], and the mean over layers of |R ∩ A| / C, float64 [P]: layers without a slot
+        are left out, and it is NaN where all are.
     """
     total = np.zeros((len(pass_event) - 1, counts.shape[1]), np.int64)
+    utilization = np.full(len(total), np.nan)
     for p in range(len(total)):
+        layers, share = 0, 0.0
         for v in range(pass_event[p], pass_event[p + 1]):
             for column in range(counts.shape[1]):
                 total[p, column] += counts[v, column]
-    return total
-
-
-def _layer_utilization(
-    counts: NDArray[np.int64], event_pass: NDArray[np.int64], passes: int
-) -> NDArray[np.float64]:
-    """Return the mean over layers of |R ∩ A| / C per pass; layers without a slot are left out."""
-    some = counts[:, N_CAPACITY] > 0
-    share = counts[some, N_HITS] / counts[some, N_CAPACITY]
-    total = np.bincount(event_pass[some], weights=share, minlength=passes)
-    return _ratio(total, np.bincount(event_pass[some], minlength=passes).astype(float))
-
-
-def _ratio(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    return np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
+            if counts[v, N_CAPACITY] > 0:
+                layers += 1
+                share += counts[v, N_HITS] / counts[v, N_CAPACITY]
+        if layers > 0:
+            utilization[p] = share / layers
+    return total, utilization
 
 
 WAITS = 255

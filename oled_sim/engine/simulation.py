@@ -639,8 +639,8 @@ def _hits_and_activations(member: Member, course: Course) -> tuple[int, int]:
     """Return Σ |R ∩ A| and Σ |A| of the batch's events in the decode passes of a request."""
     decode = np.zeros(len(course.decode), np.bool_)
     decode[member.at[member.trace.kind != Kind.PREFILL]] = True
-    mine = course.counts[decode[course.event_pass]]
-    return int(mine[:, N_HITS].sum()), int(mine[:, N_ACTIVATED].sum())
+    mine = decode[course.event_pass]
+    return int(course.counts[mine, N_HITS].sum()), int(course.counts[mine, N_ACTIVATED].sum())
 
 
 def _pass_ends(batch: Batch, p: int) -> Iterator[PassEnd]:
