@@ -25,6 +25,7 @@ COMMANDS = {
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
     "sweep": ("oled_sim.cli.sweep", "Simulate a grid of policies and capacities."),
+    "synth": ("oled_sim.cli.synth", "Generate synthetic traces at the paper's scale."),
     "trace": ("oled_sim.cli.trace", "Look into a trace, or check it."),
 }
 """Command name: (module that holds a click command of that name, one line of help)."""

@@ -349,7 +349,7 @@ def _gate_values(view: _View) -> None:
     # Bits above infinity's are NaN or have the sign bit set.
     wrong = (bits >= _FLOAT16_INFINITY).any(axis=0)
     view.refuse_row(wrong, "a gate of the experts {} is negative or not finite")
-    total = gates.astype(np.float32) @ np.ones(gates.shape[1], np.float32)
+    total = np.einsum("nk->n", gates.astype(np.float32))  # many times faster than a product
     wrong = np.abs(total - 1) > GATE_SUM_TOLERANCE
     view.refuse_row(wrong, "the gates of the experts {} do not sum to 1")
 

@@ -25,6 +25,36 @@ from oled_sim.trace.tables import Layout, encode_table, to_tables
 from oled_sim.trace.validate import check_request
 
 
+def write_files(
+    path: Path,
+    manifest: Manifest,
+    trace: RequestTrace,
+    about: RequestEntry,
+    compression_level: int = 9,
+) -> RequestEntry:
+    """Check a whole request and write its files; return ``about`` with them.
+
+    The manifest is left alone: nobody sees the request before :meth:`TraceWriter.add`.
+
+    Args:
+        path: an existing trace directory. manifest: of that trace.
+        trace: in the row order that the manifest states.
+        about: its entry, without files. compression_level: as of :class:`TraceWriter`.
+
+    Raises:
+        TraceError: it breaks a rule of the format, or lacks a signal of the manifest.
+    """
+    check_request(trace, manifest, str(path))
+    layout = Layout(manifest.geometry, frozenset(manifest.signals), manifest.ragged)
+    entries = {}
+    for name, table in to_tables(trace, layout).items():
+        relative = table_path(name, trace.request)
+        data = memoryview(encode_table(table, compression_level))
+        write_atomic(path / relative, data)
+        entries[relative] = FileEntry(size_bytes=data.nbytes, sha256=sha256_hex(data))
+    return msgspec.structs.replace(about, files=entries)
+
+
 class TraceWriter:
     """Writes the trace directory ``path``.
 
@@ -103,8 +133,7 @@ class TraceWriter:
         self._claim(trace.request)
         if self.manifest.row_order == "canonical":
             trace = canonical(trace)
-        check_request(trace, self.manifest, str(self.path))
-        entry = RequestEntry(
+        about = RequestEntry(
             request=trace.request,
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
@@ -113,8 +142,20 @@ class TraceWriter:
             finish_reason=finish_reason,
             prompt_row=prompt_row,
             prompt_sha256=prompt_sha256,
-            files=self._write_files(trace),
+            files={},
         )
+        self._list(write_files(self.path, self.manifest, trace, about, self.compression_level))
+
+    def add(self, entry: RequestEntry) -> None:
+        """List a request whose files :func:`write_files` put in place, from whatever process.
+
+        Raises:
+            UsageError: the request is in the trace already, or open.
+        """
+        self._claim(entry.request)
+        self._list(entry)
+
+    def _list(self, entry: RequestEntry) -> None:
         self.manifest = self.manifest.with_request(entry)
         save_manifest(self.path, self.manifest)
 
@@ -139,16 +180,6 @@ class TraceWriter:
             raise UsageError(f"request {request} is in the trace {self.path} already")
         if request in self._open_requests:
             raise UsageError(f"request {request} of the trace {self.path} is open already")
-
-    def _write_files(self, trace: RequestTrace) -> dict[str, FileEntry]:
-        layout = Layout(self.geometry, frozenset(self.manifest.signals), self.manifest.ragged)
-        entries = {}
-        for name, table in to_tables(trace, layout).items():
-            relative = table_path(name, trace.request)
-            data = memoryview(encode_table(table, self.compression_level))
-            write_atomic(self.path / relative, data)
-            entries[relative] = FileEntry(size_bytes=data.nbytes, sha256=sha256_hex(data))
-        return entries
 
     def _prepare(self, resume: bool, overwrite: bool) -> None:
         if self.path.exists() and not self.path.is_dir():

@@ -1,0 +1,62 @@
+"""Fit the parameters of synthetic traces to traces of real models.
+
+    python scripts/fit_synthetic.py gsm8k=nano-gsm8k humaneval=nano-humaneval
+
+Each argument is a data set and the trace to fit it on (a bundled name or a directory). Writes
+``oled_sim/synthesis/parameters/<data set>.toml``. Takes a few minutes for each on one core; the
+same traces give the same files.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from oled_sim.synthesis import fitting
+from oled_sim.synthesis.generate import make_recipe
+from oled_sim.synthesis.parameters import DataSet, Scale, to_toml
+from oled_sim.trace import open_trace
+
+FOLDER = Path(__file__).parent.parent / "oled_sim" / "synthesis" / "parameters"
+
+
+def fit(name: str, source: str) -> DataSet:
+    """Return the parameters of a data set fitted on one trace."""
+    data = fitting.start_from(name, open_trace(source))
+    print(f"{name}: confidence", flush=True)
+    data = fitting.fit_confidence(data, note=_say)
+    print(f"{name}: routing", flush=True)
+    data = fitting.fit_routing(data, note=_say)
+    print(f"{name}: gates and couplings", flush=True)
+    data = fitting.fit_gates(data, note=_say)
+    own = fitting.own_recipe(data)
+    couplings = fitting.fit_couplings(data, own, data.requests, note=_say)
+    data = msgspec.structs.replace(data, couplings=couplings)
+    for model, targets in fitting.PAPER.items():
+        print(f"{name}: {model}", flush=True)
+        data = _fit_size(data, model, targets)
+    return data
+
+
+def _fit_size(data: DataSet, model: str, targets: dict[str, fitting.Target]) -> DataSet:
+    def with_scale(scale: Scale) -> DataSet:
+        return msgspec.structs.replace(data, models=data.models | {model: scale})
+
+    recipe = make_recipe(with_scale(Scale()), model, coupling="none", output_tokens=256)
+    routing = fitting.fit_size(data, recipe, targets, note=_say)
+    scale = Scale(routing=routing, targets=targets)
+    recipe = make_recipe(with_scale(scale), model, coupling="none", output_tokens=256)
+    couplings = fitting.fit_couplings(recipe.data, recipe, 2, note=_say)
+    return with_scale(msgspec.structs.replace(scale, couplings=couplings))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        name, _, source = argument.partition("=")
+        (FOLDER / f"{name}.toml").write_text(to_toml(fit(name, source)), encoding="utf-8")
