@@ -249,6 +249,7 @@ def _describe_decode(settings: DecodeSettings) -> Decode:
         temperature=settings.temperature,
         seed=settings.seed,
         max_new_tokens=settings.max_new_tokens,
+        ignore_eos=settings.ignore_eos,
     )
 
 

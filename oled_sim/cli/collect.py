@@ -83,6 +83,7 @@ Examples:
 @click.option("--max-post-steps", type=click.IntRange(min=0), default=16, show_default=True)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--ignore-eos", is_flag=True, help="Never choose end-of-text: all new tokens.")
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
@@ -163,7 +164,7 @@ def _job(options: dict[str, Any], signals: list[str]) -> Job:
 
     names = (
         "block_length", "max_new_tokens", "threshold", "steps", "rule", "editing_threshold",
-        "max_post_steps", "temperature", "seed",
+        "max_post_steps", "temperature", "seed", "ignore_eos",
     )  # fmt: skip
     settings = DecodeSettings(**{name: options[name] for name in names})
     prompts = _prompts(options)

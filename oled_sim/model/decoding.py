@@ -41,6 +41,7 @@ class DecodeSettings:
             whole window, as the published remote code does.
         eos_early_stop: rule 2.0 stops inside a block once everything before an accepted
             end-of-text token is decoded. A block that holds one always ends the request.
+        ignore_eos: end-of-text is never a candidate, so every request has all its new tokens.
 
     Raises:
         UsageError: a value is out of range.
@@ -59,6 +60,7 @@ class DecodeSettings:
     seed: int = 0
     prefix_cache: bool = True
     eos_early_stop: bool = False
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_length", "max_new_tokens", "steps", "minimal_topk", "num_to_transfer"):

@@ -220,7 +220,12 @@ class _Batch:
         logits = logits.view(len(segments), length, -1)
         samplers = [self.samplers[s.row] for s in segments]
         held = token_ids[rows].view(len(segments), length)
-        return _judge(logits, held, self.model.config.mask_token_id, samplers)
+        return _judge(logits, held, self._never(), samplers)
+
+    def _never(self) -> list[int]:
+        """Return the tokens that are no candidates."""
+        config = self.model.config
+        return [config.mask_token_id, *[config.eos_token_id] * self.settings.ignore_eos]
 
     def _advance(self, row: int, prediction: Prediction, end: int, took_us: float) -> PassRecord:
         outcome = self.requests[row].advance(prediction)
@@ -248,15 +253,16 @@ class _Sampler:
 
 
 def _judge(
-    logits: Tensor, held: Tensor, mask_id: int, samplers: Sequence[_Sampler]
+    logits: Tensor, held: Tensor, never: Sequence[int], samplers: Sequence[_Sampler]
 ) -> list[Prediction]:
-    """Turn fp32 ``logits`` [B, L, V] into predictions; overwrites the mask token's logit.
+    """Turn fp32 ``logits`` [B, L, V] into predictions; overwrites logits of ``never``.
 
-    Probabilities are of the whole vocabulary, but the mask token is never a candidate.
+    Probabilities are of the whole vocabulary, but tokens of ``never`` (the mask) are no candidates.
     """
     total = logits.logsumexp(-1)
     held_logit = logits.gather(-1, held.unsqueeze(-1)).squeeze(-1)
-    logits[..., mask_id] = -torch.inf
+    for token in never:
+        logits[..., token] = -torch.inf
     candidate = torch.stack([draw(row) for draw, row in zip(samplers, logits, strict=True)])
     chosen = logits.gather(-1, candidate.unsqueeze(-1)).squeeze(-1)
     scores = torch.stack((chosen, logits.amax(-1), held_logit)) - total

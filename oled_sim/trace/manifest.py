@@ -66,6 +66,8 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     seed: int = 0
     max_new_tokens: int | None = None
+    ignore_eos: bool = False
+    """End-of-text was no candidate: every request has ``max_new_tokens``."""
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):

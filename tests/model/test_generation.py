@@ -238,6 +238,20 @@ def test_same_input_same_bytes(model):
     ]
 
 
+def test_end_of_text_can_be_left_out(config, make_model):
+    settings = {"block_length": 8, "max_new_tokens": 24, "threshold": 0.11}
+    (free,), _ = run(make_model(config), [prompt_of(5)], **settings)
+    ends_with_fourth = msgspec.structs.replace(config, eos_token_id=free.tokens[3])
+    model = make_model(ends_with_fourth)
+    (ended,), _ = run(model, [prompt_of(5)], **settings)
+    assert ended.ended
+    (full,), recorded = run(model, [prompt_of(5)], **settings, ignore_eos=True)
+    assert not full.ended
+    assert len(full.tokens) == 24
+    assert free.tokens[3] not in full.tokens
+    assert all(0 < c <= 1 for r in recorded.records for c in r.confidence[-8:])
+
+
 def test_bfloat16_runs(config, make_model):
     model = make_model(config).to(torch.bfloat16)
     results, _ = run(model, [prompt_of(5), prompt_of(9)], block_length=8, max_new_tokens=16)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -44,6 +45,28 @@ def trained(data, tmp_path_factory):
     command = ["--recipe", "tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
     assert main([*command, "--train-seconds", "6"]) == 0
     return out
+
+
+def test_documents_of_a_source_may_follow_each_other(data, tokenizer):
+    source = msgspec.structs.replace(RECIPE.data.sources[0], join=3)
+    joined = prepare(msgspec.structs.replace(RECIPE.data, sources=(source,)), data, tokenizer)
+    alone = prepare(RECIPE.data, data, tokenizer)
+    texts = [
+        [tokenizer.decode(ids) for ids in _documents(p.train["gsm8k"])] for p in (alone, joined)
+    ]
+    assert max(text.count("Question:") for text in texts[0]) == 1
+    assert {text.count("Question:") for text in texts[1]} >= {1, 2, 3}
+
+
+def test_a_run_without_evaluation_leaves_it_to_evaluate(data, tmp_path):
+    out = tmp_path / "model"
+    command = ["--recipe", "tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
+    assert main([*command, "--train-seconds", "0.5", "--no-evaluation"]) == 0
+    assert "answers" not in read_report(out / "training.json")
+    evaluate.main(["--model", str(out), "--recipe", "tiny", "--data", str(data), "--device", "cpu"])
+    report = read_report(out / "training.json")
+    assert report["temperature"] == 1.0
+    assert "No temperature was fitted" in (out / "MODEL_CARD.md").read_text()
 
 
 def trainer(data, tokenizer, seed=0) -> Trainer:

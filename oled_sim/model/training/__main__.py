@@ -82,8 +82,11 @@ def train(chosen: argparse.Namespace) -> dict[str, Any]:
         lambda line: _say(started, line),
     )
     store.save(model)
-    report = _report(recipe, model, prepared, log, device)
+    report = _report(recipe, model, prepared, log, device) | {"temperature": 1.0}
     write_report(chosen.out / REPORT_FILE, report)
+    if chosen.no_evaluation:
+        _say(started, f"wrote {chosen.out}")
+        return report
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shipped = load_checkpoint(chosen.out, device, dtype)
     report["temperature"] = calibrate(shipped, recipe, prepared.validation)
@@ -211,6 +214,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", help="cuda or cpu (default: the best present)")
     parser.add_argument("--train-seconds", type=float, help="instead of the recipe's")
     parser.add_argument("--init", type=Path, help="checkpoint to go on from")
+    parser.add_argument(
+        "--no-evaluation",
+        action="store_true",
+        help="leave evaluation to training.evaluate; a temperature is not fitted",
+    )
     parser.add_argument("--shard-mib", type=int, default=0, help="largest weight file")
     return parser.parse_args(arguments)
 

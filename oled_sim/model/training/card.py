@@ -136,9 +136,7 @@ stepped by {optimizer["matrices"]} at {optimizer["matrix_rate"]:g}, the rest by 
 {optimizer["rate"]:g}, linear decay to zero. Experts are balanced by the selection bias alone:
 {optimizer["bias_rate"]:g} per step against the sign of the excess load.
 
-Final logits are divided by {report["temperature"]:g}, a temperature fitted on held-out
-text that the figures below leave out, and folded into the final norm: many passes through little
-text had made the model too sure of itself.
+{_temperature(report["temperature"])}
 
 ![loss and router balance]({CURVE_FILE})
 
@@ -147,6 +145,14 @@ To rebuild:
 The schedule follows the clock, so weights differ from run to run; the figures below should not.
 Everything measured is in `{REPORT_FILE}`.
 """
+
+
+def _temperature(temperature: float) -> str:
+    if temperature == 1:
+        return "No temperature was fitted."
+    return f"""Final logits are divided by {temperature:g}, a temperature fitted on held-out
+text that the figures below leave out, and folded into the final norm: many passes through little
+text had made the model too sure of itself."""
 
 
 def _quality(report: Mapping[str, Any]) -> str:

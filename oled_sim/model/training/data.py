@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +60,21 @@ def _prepare(
         )
     eos = token_id(tokenizer, EOS)
     train, validation = (
-        pack(encode(tokenizer, part), data.window, data.pad_multiple, eos) for part in parts
+        pack(encode(tokenizer, _join(part, source.join)), data.window, data.pad_multiple, eos)
+        for part in parts
     )
     return train, validation
+
+
+def _join(documents: Sequence[str], most: int) -> list[str]:
+    """Join runs of 1 to ``most`` documents, in order; the lengths of the runs take turns."""
+    joined, first = [], 0
+    for count in cycle(range(1, most + 1)):
+        if first >= len(documents):
+            return joined
+        joined.append("\n\n".join(documents[first : first + count]))
+        first += count
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         weight: share of windows at the start and at the end of training, linear in between;
             shares are relative to the sum over sources.
         licence: named in the model card.
+        join: up to this many documents follow each other in one, a blank line between: a model
+            trained on them goes on after an answer. Each number from 1 is as frequent.
         max_characters: Python files are cut at top-level statements into pieces of this size.
     """
 
@@ -42,6 +44,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     file: str = ""
     containing: str = ""
     lacking: str = ""
+    join: int = 1
     max_characters: int = 1600
 
 
@@ -165,6 +168,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(self.noise.copies > 0, "copies is not positive")
         _require(0 < self.data.validation_share < 1, "validation_share is not between 0 and 1")
         _require(len(self.data.sources) > 0, "there is no source")
+        _require(min(s.join for s in self.data.sources) > 0, "join is not positive")
 
 
 def load_recipe(name: str) -> Recipe:
