@@ -67,7 +67,7 @@ def curve(
     traces: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...], as_json: bool,
     out: Path | None, plot: Path | None, force: bool, **rules: Any,
 ) -> None:  # fmt: skip
-    """Find the hits of policies with every cache size on every TRACE, by default nano-gsm8k.
+    """Find the hits of policies with every cache size on every TRACE, by default mini-gsm8k.
 
     One pass per policy does for all sizes, and gives exactly the hits of a run with each. Only for
     stack policies, whose larger caches hold what smaller ones hold, such as lru and lfu; run

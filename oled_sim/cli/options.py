@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-DEFAULT_TRACE = "nano-gsm8k"
+DEFAULT_TRACE = "mini-gsm8k"
 
 F = TypeVar("F", bound=Callable[..., Any])
 

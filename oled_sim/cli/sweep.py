@@ -55,7 +55,7 @@ def sweep(
     batches: str, jobs: int | None, profile: str | None, geometry: str | None, extrapolate: bool,
     as_json: bool, out: Path | None, plot: Path | None, force: bool, **rules: Any,
 ) -> None:  # fmt: skip
-    """Simulate every combination on every TRACE, by default on nano-gsm8k.
+    """Simulate every combination on every TRACE, by default on mini-gsm8k.
 
     Requests are read and made ready once for all combinations with the same batch size. What is
     printed and written does not depend on --jobs.

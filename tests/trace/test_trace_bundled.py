@@ -1,9 +1,13 @@
 """Traces that ship with the package: found by name, whole, and without prompt text."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
+from oled_sim.cli.options import DEFAULT_TRACE
 from oled_sim.errors import TraceError
+from oled_sim.geometry import GEOMETRIES
 from oled_sim.testing.traces import random_request, write_trace
 from oled_sim.trace import TokenState, Trace, bundled_traces, open_trace, reader
 
@@ -36,6 +40,34 @@ def test_a_path_that_exists_goes_before_a_name(shipped, tmp_path, geometry, monk
     write_trace(tmp_path / "here" / "nano-gsm8k", [written], geometry)
     monkeypatch.chdir(tmp_path / "here")
     assert open_trace("nano-gsm8k").requests == (5,)
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(bundled_traces()) if n.startswith("mini-")])
+def test_traces_of_narrow_mini_have_minis_routing_and_full_length(name):
+    manifest = open_trace(name).manifest
+    mini = GEOMETRIES["llada2.0-mini"]
+    assert manifest.origin == "real"
+    assert manifest.stands_for == mini.name
+    assert len(manifest.model.layers) == mini.moe_layers
+    assert (manifest.model.experts, manifest.model.top_k) == (mini.experts, mini.top_k)
+    assert {entry.output_tokens for entry in manifest.requests} == {256}
+    assert manifest.decode is not None
+    assert manifest.decode.ignore_eos
+    assert "rounded to multiples of 1/256" in manifest.notes
+
+
+def test_the_three_sets_of_narrow_mini_are_there():
+    assert {"mini-gsm8k", "mini-humaneval", "mini-science"} <= set(bundled_traces())
+    assert DEFAULT_TRACE in bundled_traces()
+
+
+def test_checksums_name_every_file_of_every_trace():
+    folder = next(iter(bundled_traces().values())).parent
+    listed = dict(
+        reversed(line.split("  ", 1)) for line in (folder / "SHA256SUMS").read_text().splitlines()
+    )
+    files = {f.relative_to(folder).as_posix(): f for f in folder.glob("*-*/**/*") if f.is_file()}
+    assert listed == {n: hashlib.sha256(f.read_bytes()).hexdigest() for n, f in files.items()}
 
 
 @pytest.mark.parametrize("name", sorted(bundled_traces()))
