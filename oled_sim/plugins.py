@@ -75,6 +75,11 @@ def _load_entry(entry: EntryPoint) -> Any:
 def _attribute(module: str, attribute: str) -> Any:
     try:
         found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"module {module!r} is not found ({one_line(error)}): install it, put its folder on"
+            f" PYTHONPATH, or give the file itself, as in ./{module.split('.')[0]}.py:{attribute}"
+        ) from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"module {module!r} does not import: {one_line(error)}") from error
     if not hasattr(found, attribute):
@@ -117,6 +122,8 @@ def _single_class(module: ModuleType, name: str) -> Any:
     own = [
         v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__
     ]
+    if not own:
+        raise UsageError(f"{name} defines no class")
     if len(own) != 1:
         raise UsageError(f"{name} defines {len(own)} classes: say which, as in {name}:ClassName")
     return own[0]

@@ -22,6 +22,7 @@ through the hooks with a complete example.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -189,6 +190,8 @@ class Event:
     A activated experts, T tokens, k experts per token. Arrays are read-only copies that belong to
     the event: they stay as they are, and lead nowhere else.
 
+    A signal that the policy declares neither in ``needs`` nor in ``wants`` is None.
+
     Attributes:
         request: of the first token; ``owner`` says it per token. block: likewise.
         layer: index into ``routing.layers``.
@@ -196,7 +199,7 @@ class Event:
             any request denoises, else ``COMMIT`` if any commits.
         experts: int64 [A], activated experts in recency order (least recently routed first).
         tokens: int64 [A], tokens routed to each (n_e).
-        gate_mass: float64 [A], sum of gate scores, NaN without the signal ``gates``.
+        gate_mass: float64 [A], sum of gate scores, NaN unless ``gates`` is declared.
         routes: uint8/uint16 [T, k]; gates: float32 [T, k] or None.
         confidence: float64 [T], by the run's confidence mode (spec §5), 1 where none is known.
         position: int32 [T]; state: uint8 [T]; owner: int32 [T], request of each token.
@@ -218,9 +221,9 @@ class Event:
     gate_mass: NDArray[np.float64]
     routes: NDArray[Any]
     gates: NDArray[np.float32] | None
-    confidence: NDArray[np.float64]
+    confidence: NDArray[np.float64] | None
     position: NDArray[np.int32]
-    state: NDArray[np.uint8]
+    state: NDArray[np.uint8] | None
     full_gate: NDArray[np.float32] | None
     embedding: NDArray[np.float32] | None
     resident: NDArray[np.bool_]
@@ -288,7 +291,10 @@ def param(default: Any, help: str, *, name: str | None = None) -> Any:
 
     ``name``: what users call it, where the field cannot have that name because a hook has it.
     """
-    return field(default=default, metadata={"help": help, "name": name})
+    metadata = {"help": help, "name": name}
+    if isinstance(default, list | dict | set):  # every policy gets one of its own
+        return field(default_factory=lambda: copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def parameters(policy: Policy | type[Policy]) -> dict[str, Field[Any]]:

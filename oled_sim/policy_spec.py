@@ -4,6 +4,7 @@
 ``oled``                       a registered policy with its defaults
 ``oled:priority+adapt``        a variant: a named set of parameters
 ``lfu:count=tokens``           parameters, several separated by commas
+``./mine.py:layers=0/1/5``     a parameter with several values
 ``oled:priority,psi=square``   a variant, then parameters
 ``mine.policies:Best:decay=2`` a class of an importable module
 ``./mine.py:decay=2``          the one class of a file; ``./mine.py:Best`` if there are several
@@ -17,7 +18,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -26,6 +27,10 @@ import msgspec
 from oled_sim import plugins
 from oled_sim.errors import OledSimError, UsageError, one_line
 from oled_sim.policy import Policy, parameters
+from oled_sim.trace.schema import SIGNALS
+
+SEVERAL = (list, tuple)
+"""Types of parameters with several values, separated by slashes on the command line."""
 
 __all__ = ["build_policy", "kind_of", "load_policy", "parse_policies", "parse_policy", "split_spec"]
 
@@ -99,7 +104,21 @@ def load_policy(name: str) -> type[Policy]:
     for which, signals in (("needs", found.needs), ("wants", found.wants)):
         if not isinstance(signals, Set):
             raise UsageError(f"{name!r} has {which} = {signals!r}: write frozenset({{'ids', …}})")
+        for signal in sorted(signals - {*SIGNALS, "future"}):
+            known = _known(signal, [*SIGNALS, "future"], "signals")
+            raise UsageError(f"{name!r} {which} the signal {signal!r}, which no trace has: {known}")
+    _refuse_hidden_hooks(name, found)
     return found
+
+
+def _refuse_hidden_hooks(name: str, policy: type[Policy]) -> None:
+    """Refuse a parameter that has taken a hook's name: the hook could never be called."""
+    for field in fields(policy):
+        if field.init and callable(getattr(Policy, field.name, None)):
+            raise UsageError(
+                f"{name!r} has a parameter called {field.name!r}, which is a hook: write"
+                f" {field.name}_by: … = param(…, name={field.name!r})"
+            )
 
 
 def split_spec(spec: str) -> tuple[str, list[str]]:
@@ -111,6 +130,7 @@ def split_spec(spec: str) -> tuple[str, list[str]]:
     parts = spec.split(":")
     # After a file or a module comes a class, unless it is a parameter.
     has_class = len(parts) > 1 and "=" not in parts[1] and not _is_name(parts[0])
+    has_class |= len(parts) > 1 and parts[1][:1].isupper() and parts[0] not in _registered()
     taken = 1 + int(has_class)
     if len(parts) > taken + 1:
         raise UsageError(f"policy {spec!r} has too many colons: write name:variant,parameter=value")
@@ -153,8 +173,10 @@ def _create(name: str, policy: type[Policy], values: Mapping[str, Any]) -> Polic
             raise UsageError(f"policy {name!r} needs a value for {key!r}: write {name}:{key}=value")
     try:
         return policy(**{known[key].name: value for key, value in values.items()})
-    except OledSimError:
-        raise
+    except OledSimError as error:
+        if name in str(error):
+            raise
+        raise type(error)(f"policy {name!r}: {error}") from error
     except Exception as error:
         raise UsageError(f"policy {name!r} refuses its parameters: {one_line(error)}") from error
 
@@ -175,20 +197,33 @@ def _value(name: str, policy: type[Policy], key: str, given: Any, *, strict: boo
             f"policy {name!r} has no parameter {key!r}: {_known(key, known, 'parameters')}"
         )
     kind = kind_of(policy, known[key])
+    if not strict and get_origin(kind) in SEVERAL:
+        given = given.split("/") if given else []
     try:
         return msgspec.convert(given, kind, strict=strict)
     except (msgspec.ValidationError, TypeError):
         help = known[key].metadata.get("help", "no help")
+        text = "/".join(given) if not strict and isinstance(given, list) else given
         raise UsageError(
-            f"policy {name!r} cannot take {key}={given} ({help}): give {_wanted(kind)}"
+            f"policy {name!r} cannot take {key}={text} ({help}): give {_wanted(kind)}"
         ) from None
 
 
 def _wanted(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in SEVERAL:
+        return f"values such as {_example(kind)}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(kind, str(kind))
+
+
+def _example(kind: Any) -> str:
+    """Return how values of a list or a tuple are written on the command line."""
+    examples = {int: ("1", "2"), float: ("0.5", "2"), bool: ("true", "false")}
+    kinds = [k for k in get_args(kind) if k is not Ellipsis] or [str]
+    pair = kinds if len(kinds) > 1 else kinds * 2
+    return "/".join(examples.get(k, ("one", "two"))[i % 2] for i, k in enumerate(pair))
 
 
 def _known(wrong: str, names: Any, noun: str) -> str:

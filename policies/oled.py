@@ -200,7 +200,7 @@ class OLED(Policy):
         return self._ranked(layer, event, self._priorities(event))
 
     def _priorities(self, event: Event) -> NDArray[np.float64]:
-        assert event.gates is not None, "the engine checked that the trace holds gates"
+        assert event.gates is not None and event.confidence is not None, "they are declared"
         weight = PSI[self.psi](event.confidence)
         return priorities(event.routes, event.gates, weight, self.experts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import sys
 import traceback
 from collections.abc import Iterable
@@ -239,9 +240,20 @@ class Hooks:
     def notes(self) -> tuple[str, ...]:
         """Return what readers of the results should know."""
         said = self.call("notes")
-        if isinstance(said, str) or not all(isinstance(note, str) for note in said or ()):
-            raise self.fail(f"notes() returned {said!r} instead of sentences")
-        return tuple(said or ())
+        notes = list(said) if isinstance(said, list | tuple) else [] if said is None else [None]
+        if not all(isinstance(note, str) for note in notes):
+            raise self.fail(f"notes() returned {said!r} instead of a list of sentences")
+        return (*(str(note) for note in notes), *self._misspelt())
+
+    def _misspelt(self) -> list[str]:
+        """Return a sentence for every method that is nearly a hook: nothing ever calls it."""
+        known = [n for n in vars(Policy) if not n.startswith("_")]
+        found = []
+        for name, value in vars(type(self.policy)).items():
+            if callable(value) and not name.startswith("_") and name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+                found += [f"{name}() is no hook: did you mean {hook}()?" for hook in near]
+        return found
 
     def allocate(self, history: LayerHistory) -> NDArray[np.float64] | None:
         """Return slots per layer, float64 [L], that sum to the budget; or None."""

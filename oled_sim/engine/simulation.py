@@ -127,6 +127,7 @@ class Simulation:
         name = name or type(policy).__name__
         self.policy = own_copy(policy, name)
         self._kernels = events.Kernels()
+        self._sees = self.policy.needs | self.policy.wants
         self._loop: Callable[..., int] | None = None
         self._decides: Callable[..., None] | None = None
         self._gate: tuple[Batch, Gate] | None = None
@@ -192,12 +193,12 @@ class Simulation:
             cost=self.costs.geometry,
             capacity=self.shares,
             budget=int(self.shares.sum()),
-            expert_bytes=_frozen(self.expert_bytes),
+            expert_bytes=_own(self.expert_bytes),
             costs=self.costs,
             timer=LayerTimer(
                 self.geometry.experts,
-                self.copy_us,
-                self.expert_bytes,
+                self.copy_us.copy(),
+                self.expert_bytes.copy(),
                 self.rules.staging,
                 self.costs,
             ),
@@ -402,13 +403,14 @@ class Simulation:
 
     def _begin_iteration(self, batch: Batch, p: int) -> None:
         first, own = batch.present[p][0]
+        embedding = batch.embedding if "embedding" in self._sees else None
         self.hooks.request = first.whole.request
         info = PassInfo(
             request=first.whole.request,
             pass_index=first.first + own,
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
-            embedding=None if batch.embedding is None else _own(batch.embedding[p]),
+            embedding=None if embedding is None else _own(embedding[p]),
         )
         self._ask(self.hooks.begin_iteration(info))
 
@@ -478,22 +480,26 @@ class Simulation:
         layer, p = int(course.event_layer[v]), int(course.event_pass[v])
         rows = slice(batch.rows[v], batch.rows[v + 1])
         active = slice(course.offset[v], course.offset[v + 1])
+        ids, sees = _own(batch.experts[active], np.int64), self._sees
+        gates = batch.gates if "gates" in sees else None
+        full_gate = batch.full_gate if "full_gate" in sees else None
+        embedding = batch.embedding if "embedding" in sees else None
         return Event(
             request=int(batch.owner[batch.rows[v]]),
             pass_index=int(batch.own_pass[v]),
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
             layer=layer,
-            experts=_own(batch.experts[active], np.int64),
+            experts=ids,
             tokens=_own(batch.tokens[active], np.int64),
-            gate_mass=_own(batch.gate_mass[active]),
+            gate_mass=np.full(len(ids), np.nan) if gates is None else _own(batch.gate_mass[active]),
             routes=_own(batch.routes[rows]),
-            gates=None if batch.gates is None else _own(batch.gates[rows]),
-            confidence=_own(confidence[rows]),
+            gates=None if gates is None else _own(gates[rows]),
+            confidence=_own(confidence[rows]) if "confidence" in sees else None,
             position=_own(batch.position[rows]),
-            state=_own(batch.state[rows]),
-            full_gate=None if batch.full_gate is None else _own(batch.full_gate[v]),
-            embedding=None if batch.embedding is None else _own(batch.embedding[p]),
+            state=_own(batch.state[rows]) if "token_state" in sees else None,
+            full_gate=None if full_gate is None else _own(full_gate[v]),
+            embedding=None if embedding is None else _own(embedding[p]),
             resident=_own(pools.resident[layer]),
             capacity=int(pools.capacity[layer]),
             last_use=_own(pools.used[layer]),
@@ -603,13 +609,6 @@ class Simulation:
 
 
 _NO_LANES, _NO_SCORES = np.empty(0, np.int64), np.empty(0)
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view: what a policy sees it must not change."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _own(array: NDArray[Any], dtype: type | None = None) -> NDArray[Any]:

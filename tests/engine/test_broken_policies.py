@@ -129,13 +129,14 @@ def test_a_policy_cannot_change_what_it_is_shown():
 
     with pytest.raises(PolicyError, match="read-only"):
         Run(broken("dispatch", vandalise), TWO, TRACE, 2)
+    needs = frozenset({"ids", "gates", "confidence"})
     for name in ("experts", "tokens", "routes", "gates", "confidence", "last_use"):
 
         def vandalise_array(event, name=name):
             getattr(event, name)[...] = 0
 
         with pytest.raises(PolicyError, match="read-only"):
-            Run(broken("dispatch", vandalise_array), TWO, TRACE, 2)
+            Run(broken("dispatch", vandalise_array, needs=needs), TWO, TRACE, 2)
 
 
 def test_what_a_policy_sees_leads_to_nothing_else():
@@ -146,7 +147,8 @@ def test_what_a_policy_sees_leads_to_nothing_else():
         assert all(getattr(event, name).base is None for name in names)
         return event.missed.astype(int)
 
-    Run(broken("dispatch", pry), TWO, TRACE, 2)
+    needs = frozenset({"ids", "gates", "confidence"})
+    Run(broken("dispatch", pry, needs=needs), TWO, TRACE, 2)
 
     def pry_at_the_end(end):
         assert all(array.base is None for array in end[3:])
@@ -168,3 +170,43 @@ def test_rescore_ranks_all_layers():
     # Pass 0: 0 of layer 3 and 0 of layer 7. Pass 1: 1 of layer 3 equals 0 of its layer in score and
     # is more recent; then 2 of layer 7, worth more, drives it out.
     assert Run(policy, TWO, trace, 1, scope="global").seen[-1] == [[], [0, 2]]
+
+
+UNDECLARED = {
+    "confidence": lambda event: event.confidence.mean(),
+    "state": lambda event: event.state.max(),
+    "gates": lambda event: event.gates.sum(),
+    "full_gate": lambda event: event.full_gate.sum(),
+}
+
+
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_signal_that_is_not_declared_is_not_seen(name):
+    with pytest.raises(PolicyError, match=r"'Broken' at request 5.* NoneType|'NoneType'"):
+        Run(broken("score", lambda layer, event: UNDECLARED[name](event)), TWO, TRACE, 2)
+
+
+def test_what_a_policy_does_to_sizes_is_its_own_business():
+    def shrink_experts(setting):
+        setting.expert_bytes.flags.writeable = True
+        setting.expert_bytes[:] = 1
+        setting.timer.lanes.copy_us[:] = 0.0
+
+    honest = Run(Policy(), TWO, TRACE, 2)
+    cheat = Run(broken("place", shrink_experts), TWO, TRACE, 2)
+    assert cheat.record.course.times.tolist() == honest.record.course.times.tolist()
+    assert cheat.simulation.expert_bytes.tolist() == honest.simulation.expert_bytes.tolist()
+
+
+@pytest.mark.parametrize("said", [5, "a sentence", [1], {"a": 1}])
+def test_notes_that_are_no_sentences(said):
+    policy = broken("notes", lambda: said)
+    simulation = Run(policy, TWO, TRACE, 2).simulation
+    with pytest.raises(PolicyError, match=r"notes\(\) returned .* instead of a list of sentences"):
+        simulation.hooks.notes()
+
+
+def test_nearly_a_hook_is_pointed_out():
+    policy = broken("scores", lambda layer, event: np.zeros(8))
+    simulation = Run(policy, TWO, TRACE, 2).simulation
+    assert simulation.hooks.notes() == ("scores() is no hook: did you mean score()?",)

@@ -407,7 +407,7 @@ def test_a_mistake_of_most_runs_fails_most(policy, tests):
             },
         ),
         (Remembers, {"cold_runs_forget_everything_but_history"}),
-        (Unlisted, {"runs_on_a_trace_with_no_more_than_it_needs"}),
+        (Unlisted, EVERY_RUN | {"runs_on_a_trace_with_no_more_than_it_needs"}),
         (Fixed, {"laws_hold_while_capacities_change"}),
         (SameLayers, {"laws_hold_on_ragged_traces"}),
         (ClaimsStack, {"a_larger_cache_holds_what_a_smaller_one_holds_if_it_says_so"}),

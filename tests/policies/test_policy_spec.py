@@ -62,7 +62,8 @@ def test_module():
         ("oled:swaps=-1", "out of range"),
         ("oled:", "empty option"),
         ("oled:priority:psi=one", "too many colons"),
-        ("nowhere.at_all:Thing", "does not import"),
+        ("nowhere.at_all:Thing", r"is not found .* or give the file itself, as in ./nowhere.py:T"),
+        ("nowhere:Thing", "module 'nowhere' is not found"),
         ("json:JSONDecoder", "is not a policy"),
         ("oled_sim.policies.lfu:Nothing", "has no attribute 'Nothing'"),
         ("./nowhere.py", "no file nowhere.py"),
@@ -92,6 +93,23 @@ def test_files_of_one_name_are_two_policies(mine, tmp_path):
     assert parse_policy(f"{mine}:decay=1").describe()["decay"] == 1.0
 
 
+LIST = "xs: list[float] = param([1.0, 2.0], 'a list')\n    decay: float"
+SEVERAL = MINE.replace("decay: float", LIST)
+
+
+def test_parameters_with_several_values(mine):
+    mine.write_text(SEVERAL)
+    assert parse_policy(f"{mine}").describe()["xs"] == [1.0, 2.0]
+    assert parse_policy(f"{mine}:xs=0.5/3,decay=2").describe() == {
+        "xs": [0.5, 3.0], "decay": 2.0, "deep": False,
+    }  # fmt: skip
+    assert parse_policy(f"{mine}:xs=4").describe()["xs"] == [4.0]
+    one, other = parse_policy(f"{mine}"), parse_policy(f"{mine}")
+    assert one.describe()["xs"] is not other.describe()["xs"]
+    with pytest.raises(UsageError, match=r"cannot take xs=1/two .*: give values such as 0.5/2"):
+        parse_policy(f"{mine}:xs=1/two")
+
+
 BROKEN = {
     "syntax": ("def", r"mine.py does not import: SyntaxError: .*line 1"),
     "exception": ("raise ValueError('a\\nb')", "does not import: ValueError: a b$"),
@@ -114,6 +132,21 @@ BROKEN = {
     "needs": (
         MINE.replace("    decay", "    needs = 'gates'\n    decay"),
         r"has needs = 'gates': write frozenset\(",
+    ),
+    "unknown signal": (
+        MINE.replace("    decay", "    needs = frozenset({'idz'})\n    decay"),
+        r"needs the signal 'idz', which no trace has: did you mean 'ids'\? signals are ids, gates",
+    ),
+    "hidden hook": (
+        MINE.replace("    decay", "    score: int = 1\n    decay"),
+        "has a parameter called 'score', which is a hook: write score_by",
+    ),
+    "nothing in it": ("", "defines no class"),
+    "refused by its own words": (
+        MINE
+        + "\n    def __post_init__(self):\n        from oled_sim.errors import UsageError\n"
+        + "        raise UsageError('too fast')\n",
+        "policy '.*mine.py': too fast",
     ),
     "refused": (
         MINE + "\n    def __post_init__(self):\n        raise ValueError('too\\nfast')\n",
