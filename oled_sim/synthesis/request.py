@@ -14,7 +14,7 @@ from oled_sim.geometry import RoutingGeometry
 from oled_sim.synthesis.course import MASKED, Course, make_course
 from oled_sim.synthesis.parameters import DataSet, Relation, Routing
 from oled_sim.synthesis.random import streams
-from oled_sim.synthesis.routing import order_ties, route_layer
+from oled_sim.synthesis.routing import candidates, order_ties, route_layer, sorting_pairs
 from oled_sim.trace.manifest import expert_dtype
 from oled_sim.trace.schema import RequestTrace
 
@@ -125,6 +125,7 @@ def _routes(
     mean = np.zeros((events, geometry.experts), np.float32)
     jitter, carry = _unrest(r, recipe.relation, course, recipe.key(request, _WORDS, 1))
     rng = streams(*recipe.key(request, _LAYERS), count=layers)
+    pairs = sorting_pairs(candidates(geometry.experts, geometry.top_k))
     about = (
         course.kind, course.block, course.token_offset,
         course.state, course.accepted, course.edited,
@@ -138,7 +139,7 @@ def _routes(
         ])  # fmt: skip
         route_layer(
             rng[layer], prompt, length, (int(course.block[0]), int(course.block[-1]) + 1), values,
-            popular[layer], contrast[layer], about, jitter, carry, layer, layers,
+            popular[layer], contrast[layer], about, jitter, carry, layer, layers, pairs,
             experts, scores, (g.slope, g.offset, g.floor), mean,
         )  # fmt: skip
     return experts, scores, mean

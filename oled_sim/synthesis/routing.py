@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oled_sim.engine.jit import kernel, lean, merged
 from oled_sim.synthesis.course import COMMIT, MASKED
@@ -30,13 +31,21 @@ from oled_sim.synthesis.random import (
 MOST_DRAWS = 40
 """Arrivals per candidate after which a race is over: very sharp preferences repeat themselves."""
 
-_16 = np.uint64(16)
+_IDS, _SCALE, _LEAST = 0xFFFF, 2.0**20, -(1 << 62)
+
+_16, _32, _48 = np.uint64(16), np.uint64(32), np.uint64(48)
+
+
+@merged
+def candidates(experts, k):
+    """Return how many candidates M a token has for its top-k."""
+    return min(k + k // 2, experts)
 
 
 @kernel
 def route_layer(
     rng, prompt, length, blocks, values, popular, contrast, course, jitter, carry,
-    layer, layers, experts_out, scores_out, base_out, mean_out,
+    layer, layers, pairs, experts_out, scores_out, base_out, mean_out,
 ):  # fmt: skip
     """Fill in the routes of one layer.
 
@@ -45,7 +54,7 @@ def route_layer(
         values: float64 [13], see ``request.py``. popular, contrast: float64 [E].
         course: (kind [I], block [I], offset [I + 1], state [T], accepted [T], edited [T]).
         jitter, carry: float32 [T], of the transition from the row's pass to the next.
-        layer, layers: index and number.
+        layer, layers: index and number. pairs: of :func:`sorting_pairs`, for M candidates.
         experts_out, scores_out: [N, k], rows of event (i, l) at offset[i]·L + l·T_i.
         base_out: (slope, offset, floor) of gates. mean_out: float32 [V, E], full gate (or V = 0).
     """
@@ -59,7 +68,7 @@ def route_layer(
     )
     kinds, block_of, offset, state, accepted, edited = course
     number, k = len(popular), experts_out.shape[1]
-    most = min(k + k // 2, number)
+    most = candidates(number, k)
     taste, own, fresh = np.empty(number), np.empty(number), np.empty(number)
     fill_normal(rng, taste)
     fill_normal(rng, own)
@@ -72,6 +81,7 @@ def route_layer(
     step_masked = math.sqrt(1 - keep_masked * keep_masked)
     step_all, step_masked = step_masked * math.sqrt(shared), step_masked * math.sqrt(1 - shared)
     common = np.empty(number)
+    keys = np.empty((most, length), np.int64)
     step_word = math.sqrt(1 - keep_word * keep_word)
     i = 0
     for block in range(blocks[1]):
@@ -99,8 +109,9 @@ def route_layer(
                            most)  # fmt: skip
         if block < blocks[0]:
             row = layer * offset[1] + block * length
-            for t in range(length):
-                put(ids[t], score[t], noise[t], size[t], experts_out[row + t], scores_out[row + t])
+            put(
+                ids, score, noise, size, pairs, keys, experts_out, scores_out, row, length,
+            )  # fmt: skip
             if len(mean_out) > 0:
                 add_mean(mean_out[layer], logs, state, block * length, ids, score, noise, size,
                          length, offset[1], base_out)  # fmt: skip
@@ -108,8 +119,9 @@ def route_layer(
         while True:
             token = offset[i + 1] - length
             row = offset[i] * layers + layer * (offset[i + 1] - offset[i]) + token - offset[i]
-            for t in range(length):
-                put(ids[t], score[t], noise[t], size[t], experts_out[row + t], scores_out[row + t])
+            put(
+                ids, score, noise, size, pairs, keys, experts_out, scores_out, row, length,
+            )  # fmt: skip
             if len(mean_out) > 0:
                 add_mean(mean_out[i * layers + layer], logs, state, token, ids, score, noise, size,
                          length, offset[i + 1] - offset[i], base_out)  # fmt: skip
@@ -236,10 +248,15 @@ def insert(ids, score, noise, count, e, value, extra, seen, room):
 @merged
 def move(rng, noise, size, keep, step):
     """Let a token's noise go one pass further: it stays stationary."""
-    word = np.uint64(0)
-    for j in range(size):
-        word = draw(rng) if j % 4 == 0 else word >> _16
+    whole = size - size % 4
+    for j in range(0, whole, 4):  # a word of 64 bits does for four
+        word = draw(rng)
         noise[j] = keep * noise[j] + step * spread(word)
+        noise[j + 1] = keep * noise[j + 1] + step * spread(word >> _16)
+        noise[j + 2] = keep * noise[j + 2] + step * spread(word >> _32)
+        noise[j + 3] = keep * noise[j + 3] + step * spread(word >> _48)
+    for j in range(whole, size):
+        noise[j] = keep * noise[j] + step * spread(draw(rng))
 
 
 @merged
@@ -251,24 +268,45 @@ def fill_spread(rng, values):
         values[e] = spread(word)
 
 
-@merged
-def put(ids, score, noise, size, ids_out, scores_out):
-    """Order candidates by score, in place, and give out the first k."""
-    last = score[0] + noise[0]
-    for j in range(1, size):
-        value = score[j] + noise[j]
-        if value <= last:  # mostly: the order of the pass before
-            last = value
-            continue
-        e, s, x = ids[j], score[j], noise[j]
-        p = j
-        while p > 0 and score[p - 1] + noise[p - 1] < value:
-            ids[p], score[p], noise[p] = ids[p - 1], score[p - 1], noise[p - 1]
-            p -= 1
-        ids[p], score[p], noise[p] = e, s, x
-    for j in range(len(ids_out)):
-        ids_out[j] = ids[j]
-        scores_out[j] = score[j] + noise[j]
+@kernel
+def put(ids, score, noise, size, pairs, keys, ids_out, scores_out, row, length):
+    """Give out the first k candidates of each token by score, then id; T rows from ``row`` on.
+
+    All tokens go through the same comparisons at once, so that nothing branches. A key holds a
+    score in units of 2⁻²⁰ above 16 bits that count ids down.
+
+    Args:
+        pairs: int64 [C, 2], of :func:`sorting_pairs`. keys: int64 [M, T], to work in.
+    """
+    for t in range(length):
+        for j in range(len(keys)):
+            place = np.int64((score[t, j] + noise[t, j]) * _SCALE)
+            keys[j, t] = (place << 16) | (_IDS - ids[t, j]) if j < size[t] else _LEAST
+    for c in range(len(pairs)):
+        high, low = keys[pairs[c, 0]], keys[pairs[c, 1]]
+        for t in range(length):
+            x, y = high[t], low[t]
+            high[t], low[t] = max(x, y), min(x, y)
+    for t in range(length):
+        for j in range(ids_out.shape[1]):
+            ids_out[row + t, j] = _IDS - (keys[j, t] & _IDS)
+            scores_out[row + t, j] = (keys[j, t] >> 16) / _SCALE
+
+
+def sorting_pairs(number: int) -> NDArray[np.int64]:
+    """Return the comparisons [C, 2] of Batcher's odd-even merge sort of ``number`` values.
+
+    Source: Knuth, TAOCP 3, 5.2.2, algorithm M. The first of a pair gets the larger value.
+    """
+    found, whole = [], 1 << max(0, number - 1).bit_length()
+    p = whole // 2
+    while p > 0:
+        q, r, d = whole // 2, 0, p
+        while d > 0:
+            found += [(i, i + d) for i in range(number - d) if i & p == r]
+            d, q, r = q - p, q // 2, p
+        p //= 2
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 @kernel
