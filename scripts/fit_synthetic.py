@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from oled_sim.synthesis import fitting
+from oled_sim.synthesis import fitting, targets
 from oled_sim.synthesis.generate import make_recipe
-from oled_sim.synthesis.parameters import DataSet, Scale, to_toml
+from oled_sim.synthesis.parameters import DataSet, Scale, Target, to_toml
 from oled_sim.trace import open_trace
 
 FOLDER = Path(__file__).parent.parent / "oled_sim" / "synthesis" / "parameters"
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent.parent / "oled_sim" / "synthesis" / "parameters"
 
 def fit(name: str, source: str) -> DataSet:
     """Return the parameters of a data set fitted on one trace."""
-    data = fitting.start_from(name, open_trace(source))
+    data = targets.start_from(name, open_trace(source))
     print(f"{name}: confidence", flush=True)
     data = fitting.fit_confidence(data, note=_say)
     print(f"{name}: routing", flush=True)
@@ -34,19 +34,19 @@ def fit(name: str, source: str) -> DataSet:
     own = fitting.own_recipe(data)
     couplings = fitting.fit_couplings(data, own, data.requests, note=_say)
     data = msgspec.structs.replace(data, couplings=couplings)
-    for model, targets in fitting.PAPER.items():
+    for model, wanted in targets.PAPER.items():
         print(f"{name}: {model}", flush=True)
-        data = _fit_size(data, model, targets)
+        data = _fit_size(data, model, wanted)
     return data
 
 
-def _fit_size(data: DataSet, model: str, targets: dict[str, fitting.Target]) -> DataSet:
+def _fit_size(data: DataSet, model: str, wanted: dict[str, Target]) -> DataSet:
     def with_scale(scale: Scale) -> DataSet:
         return msgspec.structs.replace(data, models=data.models | {model: scale})
 
     recipe = make_recipe(with_scale(Scale()), model, coupling="none", output_tokens=256)
-    routing = fitting.fit_size(data, recipe, targets, note=_say)
-    scale = Scale(routing=routing, targets=targets)
+    routing = fitting.fit_size(data, recipe, wanted, note=_say)
+    scale = Scale(routing=routing, targets=wanted)
     recipe = make_recipe(with_scale(scale), model, coupling="none", output_tokens=256)
     couplings = fitting.fit_couplings(recipe.data, recipe, 2, note=_say)
     return with_scale(msgspec.structs.replace(scale, couplings=couplings))

@@ -71,7 +71,8 @@ def make_course(
     c = confidence
     values = np.array([
         c.masked_mean, c.frontier_slope, c.block_spread, c.token_spread, c.pass_spread,
-        c.word_mean, c.word_spread, c.word_pass_spread, c.threshold, c.edit_rate if edits else 0.0,
+        c.word_mean, c.word_spread, c.word_pass_spread, c.threshold,
+        c.edit_rate if edits else 0.0, c.stretch,
     ])  # fmt: skip
     first, last = prompt // block_length, -(-(prompt + output) // block_length)
     passes = 1 + (last - first) * (block_length + 1 + (MAX_POST_STEPS if edits else 0))
@@ -121,7 +122,7 @@ def _walk(rng, prompt, first, last, length, edits, values, per_pass, marks, sure
         marks: uint8 [3, T]: state, accepted, edited. sure: float32 [1, T]: confidence.
     """
     slope, token_spread, pass_spread = values[1], values[3], values[4]
-    threshold, edit_rate = values[8], values[9]
+    threshold, edit_rate, stretch = values[8], values[9], values[10]
     lasting, now = np.empty(length), np.empty(length)
     state, chosen = np.empty(length, np.uint8), np.empty(length, np.bool_)
     i, row = 0, 0
@@ -139,6 +140,7 @@ def _walk(rng, prompt, first, last, length, edits, values, per_pass, marks, sure
             for t in range(length):
                 if state[t] == MASKED:
                     x = lasting[t] - slope * min(masks, length // 2) + pass_spread * normal(rng)
+                    x = x * stretch if x > 0 else x
                     masks += 1
                 else:
                     x = lasting[t] + values[7] * normal(rng)

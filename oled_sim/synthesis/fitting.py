@@ -7,7 +7,7 @@ parameter does and little noise. The search itself is seeded too: the same trace
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,47 +16,17 @@ import numpy as np
 
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.synthesis.course import Course, make_course
-from oled_sim.synthesis.parameters import (
-    Confidence,
-    DataSet,
-    Gates,
-    Moments,
-    Prompts,
-    Relation,
-    Scale,
-    Target,
-)
+from oled_sim.synthesis.parameters import DataSet, Gates, Moments, Relation, Scale, Target
 from oled_sim.synthesis.request import Recipe, make_request, prompt_tokens
+from oled_sim.synthesis.search import Note, Search
 from oled_sim.synthesis.statistics import (
     confidence_statistics,
     gate_statistics,
-    held_out_statistics,
-    log_odds,
     moments,
     routing_statistics,
 )
-from oled_sim.trace.reader import Trace
-from oled_sim.trace.schema import RequestTrace, TokenState
-
-Note = Callable[[str], None]
-
-TOLERANCES: dict[str, float] = {
-    "activated_layer_spread": 0.02,
-    "adjacent_overlap": 0.015, "boundary_overlap": 0.03,
-    "kept_masked": 0.02, "kept_accepted": 0.03, "kept_decoded": 0.02,
-    "kept_masked_far": 0.03, "kept_decoded_far": 0.03, "kept_masked_spread": 0.02,
-    "correlation_masked": 0.05, "correlation_accepted": 0.05, "correlation_decoded": 0.05,
-    "correlation_all": 0.1,
-    "top_tenth": 0.03, "effective_share": 0.04,
-    "alike_masks_1": 0.04, "alike_masks_8": 0.06, "alike_words_1": 0.05, "alike_words_8": 0.05,
-    "confidence_masked": 0.03, "confidence_accepted": 0.03, "confidence_decoded": 0.015,
-    "confidence_masked_spread": 0.2, "confidence_persistence": 0.06,
-    "gate_first": 0.02, "gate_last": 0.01, "full_gate": 0.01,
-}  # fmt: skip
-"""How far from its target a statistic may be; others within 5 % of it, held-out shares 0.03."""
-
-HELD_OUT_TOLERANCE = 0.03
-_NOT_FITTED = {"correlation_all", "word_logit", "word_logit_spread"}
+from oled_sim.synthesis.targets import loss
+from oled_sim.trace.schema import RequestTrace
 
 ROUTING_BOUNDS: dict[str, tuple[float, float]] = {
     "popularity": (0.05, 4), "state_contrast": (0.02, 3), "request_taste": (0.02, 3),
@@ -64,166 +34,20 @@ ROUTING_BOUNDS: dict[str, tuple[float, float]] = {
     "neighbour_masked": (0.02, 0.97), "neighbour_word": (0.01, 0.8), "carry": (0.01, 0.95),
     "boundary_carry": (0.002, 0.9),
     "jitter_masked": (0.02, 4), "jitter_word": (0.02, 4), "persistence_masked": (0.05, 0.99),
-    "persistence_word": (0.05, 0.99), "jitter_shared": (0.01, 0.98), "jitter_spread": (0.02, 1.5),
+    "persistence_word": (0.05, 0.99), "jitter_shared": (0.01, 0.98), "jitter_spread": (0.02, 1.0),
 }  # fmt: skip
 """Parameters that the routing fit moves, and within what."""
 
 CONFIDENCE_BOUNDS: dict[str, tuple[float, float]] = {
     "masked_mean": (-4, 4), "frontier_slope": (0.001, 1.5), "block_spread": (0.02, 3),
-    "token_spread": (0.02, 4), "pass_spread": (0.02, 3),
+    "token_spread": (0.02, 4), "pass_spread": (0.02, 3), "stretch": (0.3, 5),
 }  # fmt: skip
-
-PAPER: dict[str, dict[str, Target]] = {
-    model: {
-        "activated": Target(value=activated, tolerance=0.05 * activated, source="paper"),
-        "adjacent_overlap": Target(value=0.875, tolerance=0.025, source="paper"),
-        "boundary_overlap": Target(value=0.67, tolerance=0.02, source="paper"),
-    }
-    for model, activated in (("llada2.0-mini", 60.0), ("llada2.0-flash", 90.0))
-}
-"""What the paper prints (§3.3, §6): 60 and 90 active, 85-90 % adjacent, more than 65 % boundary."""
 
 TASTES = ("popularity", "state_contrast", "request_taste", "block_taste")
 """How sharp preferences are, in all their parts."""
 
 POSITIVE_CORRELATION = 0.6
 """Correlation within each state under ``positive``: the paper's word is "strongly", no number."""
-
-
-SMALLEST_STEP = 0.04
-
-
-class Search:
-    """A seeded random walk downhill over bounded parameters, on log or logit scale.
-
-    Args:
-        bounds: name: (low, high); positive ranges are searched by their logarithm.
-        loss: of a candidate.
-        seed: of the walk.
-    """
-
-    def __init__(
-        self,
-        bounds: Mapping[str, tuple[float, float]],
-        loss: Callable[[dict[str, float]], float],
-        seed: int = 0,
-    ) -> None:
-        self.bounds, self.loss = bounds, loss
-        self.rng = np.random.default_rng(seed)
-
-    def run(
-        self, start: Mapping[str, float], trials: int, note: Note = lambda _: None
-    ) -> dict[str, float]:
-        """Return the best of ``trials`` candidates around ``start``."""
-        best = {name: float(start[name]) for name in self.bounds}
-        lowest, step = self.loss(best), 0.4
-        for trial in range(trials):
-            candidate = self._near(best, step)
-            value = self.loss(candidate)
-            better = value < lowest
-            step = min(0.6, step * 1.25) if better else step * 0.96
-            if step < SMALLEST_STEP:  # look further away again
-                step = 0.4
-            if better:
-                best, lowest = candidate, value
-            if trial % 50 == 49:
-                note(f"  {trial + 1} trials: loss {lowest:.2f}, step {step:.3f}")
-        return best
-
-    def _near(self, best: dict[str, float], step: float) -> dict[str, float]:
-        names = list(self.bounds)
-        count = int(self.rng.integers(1, min(4, len(names)) + 1))
-        moved = self.rng.choice(len(names), count, replace=False)
-        found = dict(best)
-        for i in moved:
-            name = names[i]
-            low, high = self.bounds[name]
-            shift = step * self.rng.normal()
-            value = found[name] * math.exp(shift) if low > 0 else found[name] + shift
-            found[name] = min(max(value, low), high)
-        return found
-
-
-def loss(achieved: Mapping[str, float], targets: Mapping[str, Target]) -> float:
-    """Return the sum of squared misses in tolerances, over fitted targets that were measured."""
-    misses = [
-        (achieved[name] - t.value) / t.tolerance
-        for name, t in targets.items()
-        if t.fitted and name in achieved and math.isfinite(achieved[name])
-    ]
-    return float(sum(m * m for m in misses))
-
-
-def measure(trace: Trace) -> dict[str, Target]:
-    """Return the targets that a trace sets, fitted and held out."""
-    requests = list(trace)
-    fitted = (
-        confidence_statistics(requests)
-        | routing_statistics(requests, trace.geometry)
-        | gate_statistics(requests)
-    )
-    targets = {
-        name: Target(
-            value=value,
-            tolerance=TOLERANCES.get(name, 0.05 * abs(value)),
-            fitted=name not in _NOT_FITTED,
-        )
-        for name, value in fitted.items()
-    }
-    for name, value in held_out_statistics(requests, trace.geometry).items():
-        targets[name] = Target(value=value, tolerance=HELD_OUT_TOLERANCE, fitted=False)
-    return targets
-
-
-def start_from(name: str, trace: Trace) -> DataSet:
-    """Return a data set with what follows from a trace without any search."""
-    requests, entries = list(trace), trace.manifest.requests
-    lengths = np.log([e.prompt_tokens for e in entries])
-    decode, geometry = trace.manifest.decode, trace.geometry
-    threshold = decode.threshold if decode and decode.threshold is not None else 0.7
-    mean, lasting, fleeting = _word_confidence(requests)
-    prompts = {"median_tokens": float(np.exp(lengths.mean())), "log_spread": float(lengths.std())}
-    return DataSet(
-        name=name,
-        fitted_on=trace.path.name,
-        trace_sha256=trace.manifest.checksum,
-        layers=len(geometry.layers),
-        experts=geometry.experts,
-        top_k=geometry.top_k,
-        block_length=decode.block_length if decode else 16,
-        requests=len(entries),
-        output_tokens=round(float(np.mean([e.output_tokens for e in entries]))),
-        confidence=Confidence(
-            word_mean=mean,
-            word_spread=lasting,
-            word_pass_spread=fleeting,
-            threshold=threshold,
-            edit_rate=EDIT_RATE,
-        ),
-        prompts=Prompts(**prompts),
-        targets=measure(trace),
-    )
-
-
-EDIT_RATE = 0.0024
-"""Edits per decoded token and pass: 3 of 1,256 when llada2-nano decoded 4 GSM8K prompts by 2.1."""
-
-
-def _word_confidence(requests: Sequence[RequestTrace]) -> tuple[float, float, float]:
-    """Return mean, lasting and fleeting standard deviation of the logits of decoded tokens."""
-    values, changes = [], []
-    for r in requests:
-        begin = r.token_offset[1]
-        width = int(r.token_offset[2] - begin)
-        state, sure = r.state[begin:], log_odds(r.confidence[begin:])
-        decoded = state == TokenState.DECODED
-        values.append(sure[decoded])
-        same = decoded[width:] & decoded[:-width]
-        same &= r.position[begin:][width:] == r.position[begin:][:-width]
-        changes.append((sure[width:] - sure[:-width])[same])
-    value, fleeting = np.concatenate(values), float(np.concatenate(changes).std() / math.sqrt(2))
-    lasting = math.sqrt(max(1e-3, float(value.var()) - fleeting**2))
-    return float(value.mean()), lasting, fleeting
 
 
 def own_recipe(data: DataSet, coupling: str = "none", **settings: Any) -> Recipe:
@@ -272,10 +96,11 @@ def fit_routing(data: DataSet, trials: int = 500, note: Note = lambda _: None) -
         return msgspec.structs.replace(data, routing=routing, couplings={})
 
     targets = {n: t for n, t in data.targets.items() if not n.startswith("correlation")}
+    requests = max(2, 48 // data.layers)  # as many events at any size
 
     def judge(values: dict[str, float]) -> float:
         recipe = own_recipe(with_values(values))
-        return loss(routing_statistics(generate(recipe, 6), recipe.geometry), targets)
+        return loss(routing_statistics(generate(recipe, requests), recipe.geometry), targets)
 
     start = msgspec.structs.asdict(data.routing)
     return with_values(Search(ROUTING_BOUNDS, judge, seed=1).run(start, trials, note))

@@ -86,7 +86,7 @@ def manifest_of(recipe: Recipe) -> Manifest:
     name = recipe.model.replace("2.0", "2.1") if recipe.edits else recipe.model
     return Manifest(
         model=Model(
-            name=f"{name}-synthetic",
+            name=f"synthetic-{name}-{data.name}-{recipe.coupling}",
             layers=geometry.layers,
             experts=geometry.experts,
             top_k=geometry.top_k,

@@ -72,6 +72,7 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         block_spread: standard deviation over blocks: easy and hard ones.
         token_spread: standard deviation over tokens of a block, lasting.
         pass_spread: standard deviation over passes of a token.
+        stretch: factor on logits above 0: masks that are likelier right than not get surer.
         word_mean, word_spread: of decoded and prompt tokens, lasting.
         word_pass_spread: standard deviation over passes of a word.
         threshold: confidence (0..1) from which a pass accepts a mask; at least one it always does.
@@ -83,6 +84,7 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     block_spread: float = 0.5
     token_spread: float = 1.0
     pass_spread: float = 0.8
+    stretch: float = 1.0
     word_mean: float = 4.5
     word_spread: float = 1.5
     word_pass_spread: float = 0.3

@@ -14,7 +14,8 @@ from oled_sim.geometry import RoutingGeometry
 from oled_sim.synthesis.course import MASKED, Course, make_course
 from oled_sim.synthesis.parameters import DataSet, Relation, Routing
 from oled_sim.synthesis.random import streams
-from oled_sim.synthesis.routing import candidates, order_ties, route_layer, sorting_pairs
+from oled_sim.synthesis.ranking import order_ties, sorting_pairs
+from oled_sim.synthesis.routing import candidates, route_layer
 from oled_sim.trace.manifest import expert_dtype
 from oled_sim.trace.schema import RequestTrace
 

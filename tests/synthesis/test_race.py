@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from oled_sim.synthesis.race import prepare, race
 from oled_sim.synthesis.random import streams
-from oled_sim.synthesis.routing import prepare, race
 
 PREFERENCES = np.array([0.4, 0.3, 0.2, 0.1])
 M = 2
