@@ -1,8 +1,9 @@
 """Fit the parameters of synthetic traces to traces of real models.
 
-    python scripts/fit_synthetic.py gsm8k=nano-gsm8k humaneval=nano-humaneval
+    python scripts/fit_synthetic.py gsm8k=mini-gsm8k,mini-gsm8k-signals
 
-Each argument is a data set and the trace to fit it on (a bundled name or a directory). Writes
+Each argument is a data set and the trace to fit it on (a bundled name or a directory), after a comma
+maybe another trace of the same model that holds the full gate. Writes
 ``oled_sim/synthesis/parameters/<data set>.toml``. Takes a few minutes for each on one core; the
 same traces give the same files.
 """
@@ -22,9 +23,9 @@ from oled_sim.trace import open_trace
 FOLDER = Path(__file__).parent.parent / "oled_sim" / "synthesis" / "parameters"
 
 
-def fit(name: str, source: str) -> DataSet:
-    """Return the parameters of a data set fitted on one trace."""
-    data = targets.start_from(name, open_trace(source))
+def fit(name: str, source: str, signals: str = "") -> DataSet:
+    """Return the parameters of a data set fitted on one trace; ``signals`` may have the full gate."""
+    data = targets.start_from(name, open_trace(source), open_trace(signals) if signals else None)
     print(f"{name}: confidence", flush=True)
     data = fitting.fit_confidence(data, note=_say)
     print(f"{name}: routing", flush=True)
@@ -32,7 +33,7 @@ def fit(name: str, source: str) -> DataSet:
     print(f"{name}: gates and couplings", flush=True)
     data = fitting.fit_gates(data, note=_say)
     own = fitting.own_recipe(data)
-    couplings = fitting.fit_couplings(data, own, data.requests, note=_say)
+    couplings = fitting.fit_couplings(data, own, min(4, data.requests), note=_say)
     data = msgspec.structs.replace(data, couplings=couplings)
     for model, wanted in targets.PAPER.items():
         print(f"{name}: {model}", flush=True)
@@ -58,5 +59,6 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        name, _, source = argument.partition("=")
-        (FOLDER / f"{name}.toml").write_text(to_toml(fit(name, source)), encoding="utf-8")
+        name, _, sources = argument.partition("=")
+        found = fit(name, *sources.split(","))
+        (FOLDER / f"{name}.toml").write_text(to_toml(found), encoding="utf-8")

@@ -88,7 +88,7 @@ def generate(recipe: Recipe, requests: int) -> list[RequestTrace]:
     return [make_request(recipe, r) for r in range(requests)]
 
 
-def fit_routing(data: DataSet, trials: int = 500, note: Note = lambda _: None) -> DataSet:
+def fit_routing(data: DataSet, trials: int = 400, note: Note = lambda _: None) -> DataSet:
     """Fit routing preferences to the trace, without any confidence-stability relation."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
@@ -106,7 +106,7 @@ def fit_routing(data: DataSet, trials: int = 500, note: Note = lambda _: None) -
     return with_values(Search(ROUTING_BOUNDS, judge, seed=1).run(start, trials, note))
 
 
-def fit_gates(data: DataSet, trials: int = 150, note: Note = lambda _: None) -> DataSet:
+def fit_gates(data: DataSet, trials: int = 60, note: Note = lambda _: None) -> DataSet:
     """Fit the gate scores; no route depends on them."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
@@ -161,7 +161,7 @@ def _relate(
     requests: int,
     base: Mapping[str, float],
     goals: Mapping[str, float],
-    rounds: int = 16,
+    rounds: int = 12,
 ) -> Relation:
     """Move effects and scales step by step until correlations and kept shares fit."""
     values = msgspec.structs.asdict(Relation())

@@ -44,23 +44,23 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         jitter_spread: standard deviation of the log of a token's jitter, drawn anew every pass.
     """
 
-    popularity: float = 1.0
-    state_contrast: float = 1.0
-    request_taste: float = 0.5
-    block_taste: float = 0.7
+    popularity: float = 0.6
+    state_contrast: float = 0.9
+    request_taste: float = 0.25
+    block_taste: float = 0.35
     block_persistence: float = 0.5
-    masked_sharpness: float = 1.2
+    masked_sharpness: float = 1.4
     layer_spread: float = 0.05
-    neighbour_masked: float = 0.8
-    neighbour_word: float = 0.1
-    carry: float = 0.3
-    boundary_carry: float = 0.05
-    jitter_masked: float = 0.6
-    jitter_word: float = 0.3
-    persistence_masked: float = 0.85
-    persistence_word: float = 0.7
-    jitter_shared: float = 0.3
-    jitter_spread: float = 0.5
+    neighbour_masked: float = 0.85
+    neighbour_word: float = 0.06
+    carry: float = 0.5
+    boundary_carry: float = 0.02
+    jitter_masked: float = 0.9
+    jitter_word: float = 0.25
+    persistence_masked: float = 0.6
+    persistence_word: float = 0.5
+    jitter_shared: float = 0.6
+    jitter_spread: float = 0.9
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,14 +60,19 @@ def loss(achieved: Mapping[str, float], targets: Mapping[str, Target]) -> float:
     return float(sum(m * m for m in misses))
 
 
-def measure(trace: Trace) -> dict[str, Target]:
-    """Return the targets that a trace sets, fitted and held out."""
+def measure(trace: Trace, signals: Trace | None = None) -> dict[str, Target]:
+    """Return the targets that a trace sets, fitted and held out.
+
+    ``signals``: another trace of the same model, which holds the full gate where ``trace`` does not.
+    """
     requests = list(trace)
     fitted = (
         confidence_statistics(requests)
         | routing_statistics(requests, trace.geometry)
         | gate_statistics(requests)
     )
+    if signals is not None:
+        fitted["full_gate"] = gate_statistics(signals)["full_gate"]
     targets = {
         name: Target(
             value=value,
@@ -81,8 +86,8 @@ def measure(trace: Trace) -> dict[str, Target]:
     return targets
 
 
-def start_from(name: str, trace: Trace) -> DataSet:
-    """Return a data set with what follows from a trace without any search."""
+def start_from(name: str, trace: Trace, signals: Trace | None = None) -> DataSet:
+    """Return a data set with what follows from traces, see :func:`measure`, without any search."""
     requests, entries = list(trace), trace.manifest.requests
     lengths = np.log([e.prompt_tokens for e in entries])
     decode, geometry = trace.manifest.decode, trace.geometry
@@ -107,7 +112,7 @@ def start_from(name: str, trace: Trace) -> DataSet:
             edit_rate=EDIT_RATE,
         ),
         prompts=Prompts(**prompts),
-        targets=measure(trace),
+        targets=measure(trace, signals),
     )
 
 
