@@ -2,8 +2,8 @@
 
     python scripts/fit_synthetic.py gsm8k=mini-gsm8k,mini-gsm8k-signals
 
-Each argument is a data set and the trace to fit it on (a bundled name or a directory), after a comma
-maybe another trace of the same model that holds the full gate. Writes
+Each argument is a data set and the trace to fit it on (a bundled name or a directory), and after a
+comma another trace of the same model that holds the full gate, if the first does not. Writes
 ``oled_sim/synthesis/parameters/<data set>.toml``. Takes a few minutes for each on one core; the
 same traces give the same files.
 """
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent.parent / "oled_sim" / "synthesis" / "parameters"
 
 
 def fit(name: str, source: str, signals: str = "") -> DataSet:
-    """Return the parameters of a data set fitted on one trace; ``signals`` may have the full gate."""
+    """Return the parameters of a data set fitted on a trace; ``signals`` may have the full gate."""
     data = targets.start_from(name, open_trace(source), open_trace(signals) if signals else None)
     print(f"{name}: confidence", flush=True)
     data = fitting.fit_confidence(data, note=_say)

@@ -63,7 +63,7 @@ def loss(achieved: Mapping[str, float], targets: Mapping[str, Target]) -> float:
 def measure(trace: Trace, signals: Trace | None = None) -> dict[str, Target]:
     """Return the targets that a trace sets, fitted and held out.
 
-    ``signals``: another trace of the same model, which holds the full gate where ``trace`` does not.
+    ``signals``: another trace of the same model, which holds the full gate if ``trace`` does not.
     """
     requests = list(trace)
     fitted = (
