@@ -33,6 +33,7 @@ ROUTING_BOUNDS: dict[str, tuple[float, float]] = {
     "block_taste": (0.02, 4), "masked_sharpness": (0.3, 4), "layer_spread": (0.005, 0.6),
     "neighbour_masked": (0.02, 0.97), "neighbour_word": (0.01, 0.8), "carry": (0.01, 0.95),
     "boundary_carry": (0.002, 0.9),
+    "drift": (0.0005, 0.5),
     "jitter_masked": (0.02, 4), "jitter_word": (0.02, 4), "persistence_masked": (0.05, 0.99),
     "persistence_word": (0.05, 0.99), "jitter_shared": (0.01, 0.98), "jitter_spread": (0.02, 1.0),
 }  # fmt: skip
@@ -88,7 +89,7 @@ def generate(recipe: Recipe, requests: int) -> list[RequestTrace]:
     return [make_request(recipe, r) for r in range(requests)]
 
 
-def fit_routing(data: DataSet, trials: int = 400, note: Note = lambda _: None) -> DataSet:
+def fit_routing(data: DataSet, trials: int = 300, note: Note = lambda _: None) -> DataSet:
     """Fit routing preferences to the trace, without any confidence-stability relation."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
@@ -161,7 +162,7 @@ def _relate(
     requests: int,
     base: Mapping[str, float],
     goals: Mapping[str, float],
-    rounds: int = 12,
+    rounds: int = 10,
 ) -> Relation:
     """Move effects and scales step by step until correlations and kept shares fit."""
     values = msgspec.structs.asdict(Relation())
@@ -183,7 +184,7 @@ def fit_size(
     recipe: Recipe,
     targets: Mapping[str, Target],
     requests: int = 2,
-    rounds: int = 25,
+    rounds: int = 18,
     note: Note = lambda _: None,
 ) -> dict[str, float]:
     """Return routing overrides that bring a model's size to what the paper prints.

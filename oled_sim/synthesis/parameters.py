@@ -38,6 +38,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         neighbour_masked, neighbour_word: share of candidates shared with the left neighbour.
         carry: share of candidates that survive when a mask becomes a word.
         boundary_carry: share that a mask takes over from the token in its place one block before.
+        drift: share of its candidates that a mask replaces for every token that a pass accepts.
         jitter_masked, jitter_word: standard deviation of the changing part of a log score.
         persistence_masked, persistence_word: correlation of that part from pass to pass.
         jitter_shared: share of its variance that masks of a block have in common.
@@ -55,6 +56,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     neighbour_word: float = 0.06
     carry: float = 0.5
     boundary_carry: float = 0.02
+    drift: float = 0.03
     jitter_masked: float = 0.9
     jitter_word: float = 0.25
     persistence_masked: float = 0.6
@@ -114,8 +116,9 @@ class Relation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One setting of the confidence-stability relation.
 
     A token whose confidence lies z standard deviations above the mean of its kind jitters
-    exp(-effect · z) times as much (masked and decoded tokens), or keeps candidates with log odds
-    raised by effect · z when it is accepted. ``*_scale`` keep the mean kept share where it was.
+    exp(-effect · z) times as much (masked and decoded tokens; masks drift so too), or keeps
+    candidates with log odds raised by effect · z when it is accepted. ``*_scale`` and
+    ``accepted_shift`` keep the mean kept shares where they were.
     """
 
     masked: float = 0.0

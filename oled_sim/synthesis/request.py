@@ -124,7 +124,7 @@ def _routes(
     scores = np.empty((rows, geometry.top_k), np.float32)
     events = len(course.kind) * layers if wanted else 0
     mean = np.zeros((events, geometry.experts), np.float32)
-    jitter, carry = _unrest(r, recipe.relation, course, recipe.key(request, _WORDS, 1))
+    jitter, carry, drift = _unrest(r, recipe.relation, course, recipe.key(request, _WORDS, 1))
     rng = streams(*recipe.key(request, _LAYERS), count=layers)
     pairs = sorting_pairs(candidates(geometry.experts, geometry.top_k))
     about = (
@@ -140,7 +140,7 @@ def _routes(
         ])  # fmt: skip
         route_layer(
             rng[layer], prompt, length, (int(course.block[0]), int(course.block[-1]) + 1), values,
-            popular[layer], contrast[layer], about, jitter, carry, layer, layers, pairs,
+            popular[layer], contrast[layer], about, jitter, carry, drift, layer, layers, pairs,
             experts, scores, (g.slope, g.offset, g.floor), mean,
         )  # fmt: skip
     return experts, scores, mean
@@ -159,8 +159,8 @@ def _model(
 
 def _unrest(
     r: Routing, relation: Relation, course: Course, key: tuple[int, ...]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return jitter and carry of the transition from each token row to the next pass: [T] each."""
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Return jitter, carry and drift [T] of the step from each token row to the next pass."""
     masked = course.state == MASKED
     own = np.random.default_rng(key).standard_normal(len(masked), np.float32)
     effect = np.where(masked, np.float32(relation.masked), np.float32(relation.decoded))
@@ -169,10 +169,14 @@ def _unrest(
         np.float32(r.jitter_masked * relation.masked_scale),
         np.float32(r.jitter_word * relation.decoded_scale),
     )
-    jitter = level * np.exp(np.float32(r.jitter_spread) * own - effect * course.z)
+    unrest = np.exp(np.float32(r.jitter_spread) * own - effect * course.z)
+    jitter = level * unrest
+    accepted = np.repeat(course.accepted_count, np.diff(course.token_offset))
+    times = accepted * np.float32(relation.masked_scale) * unrest
+    drift = 1 - np.float32(1 - r.drift) ** np.minimum(times, np.float32(1000))
     odds = np.log(r.carry / (1 - r.carry)) + relation.accepted_shift
     carry = 1 / (1 + np.exp(-(odds + relation.accepted * course.z)))
-    return np.minimum(jitter, np.float32(20)), carry.astype(np.float32)
+    return np.minimum(jitter, np.float32(20)), carry.astype(np.float32), drift
 
 
 def _gates(

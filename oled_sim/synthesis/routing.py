@@ -14,10 +14,13 @@ import numpy as np
 from oled_sim.engine.jit import kernel, merged
 from oled_sim.synthesis.course import COMMIT, MASKED
 from oled_sim.synthesis.race import prepare, race
-from oled_sim.synthesis.random import draw, fill_normal, spread
+from oled_sim.synthesis.random import draw, fill_normal, spread, uniform
 from oled_sim.synthesis.ranking import put
 
 # ruff: noqa: ANN001, ANN201
+
+LEAST_RENEWAL = 0.25
+"""Masks of a layer drift in passes drawn together: seldom and this much, not always and less."""
 
 _16, _32, _48 = np.uint64(16), np.uint64(32), np.uint64(48)
 
@@ -30,7 +33,7 @@ def candidates(experts, k):
 
 @kernel
 def route_layer(
-    rng, prompt, length, blocks, values, popular, contrast, course, jitter, carry,
+    rng, prompt, length, blocks, values, popular, contrast, course, jitter, carry, drift,
     layer, layers, pairs, experts_out, scores_out, base_out, mean_out,
 ):  # fmt: skip
     """Fill in the routes of one layer.
@@ -39,7 +42,7 @@ def route_layer(
         rng: uint64 [1]. prompt: tokens. length: of a block. blocks: (first, last) generated.
         values: float64 [13], see ``request.py``. popular, contrast: float64 [E].
         course: (kind [I], block [I], offset [I + 1], state [T], accepted [T], edited [T]).
-        jitter, carry: float32 [T], of the transition from the row's pass to the next.
+        jitter, carry, drift: float32 [T], of the transition from the row's pass to the next.
         layer, layers: index and number. pairs: of :func:`sorting_pairs`, for M candidates.
         experts_out, scores_out: [N, k], rows of event (i, l) at offset[i]·L + l·T_i.
         base_out: (slope, offset, floor) of gates. mean_out: float32 [V, E], full gate (or V = 0).
@@ -108,6 +111,7 @@ def route_layer(
             if kinds[i - 1] == COMMIT or i == len(kinds) or block_of[i] != block:
                 break
             fill_spread(rng, common)
+            chance = uniform(rng)
             for t in range(length):
                 r = token + t
                 if accepted[r] or edited[r]:
@@ -117,6 +121,13 @@ def route_layer(
                     size[t] = race(rng, ids, score, noise, t, size[t], carry[r], left, size[left],
                                    share, total[1], start[1], jitter_word, work, most)  # fmt: skip
                 elif state[r] == MASKED:
+                    new, left = max(drift[r], LEAST_RENEWAL), t - 1 if t > 0 else 0
+                    beside = t > 0 and state[r - 1] == MASKED and not accepted[r - 1]
+                    if chance * new < drift[r]:
+                        share = together_masked * new if beside else 0.0
+                        size[t] = race(rng, ids, score, noise, t, size[t], 1 - new, left,
+                                       size[left], share, total[0], start[0], jitter_masked,
+                                       work, most)  # fmt: skip
                     move(rng, noise[t], size[t], keep_masked, step_masked * jitter[r])
                     for j in range(size[t]):
                         noise[t, j] += step_all * jitter[r] * common[ids[t, j]]
