@@ -3,7 +3,8 @@
     python scripts/fit_synthetic.py gsm8k=mini-gsm8k,mini-gsm8k-signals
 
 Each argument is a data set and the trace to fit it on (a bundled name or a directory), and after a
-comma another trace of the same model that holds the full gate, if the first does not. Writes
+comma another trace of the same model that holds the full gate, if the first does not. A data set
+alone keeps what was fitted and fits the paper's sizes again. Writes
 ``oled_sim/synthesis/parameters/<data set>.toml``. Takes a few minutes for each on one core; the
 same traces give the same files.
 """
@@ -17,7 +18,7 @@ import msgspec
 
 from oled_sim.synthesis import fitting, targets
 from oled_sim.synthesis.generate import make_recipe
-from oled_sim.synthesis.parameters import DataSet, Scale, Target, to_toml
+from oled_sim.synthesis.parameters import DataSet, Scale, Target, load_data_set, to_toml
 from oled_sim.trace import open_trace
 
 FOLDER = Path(__file__).parent.parent / "oled_sim" / "synthesis" / "parameters"
@@ -34,7 +35,12 @@ def fit(name: str, source: str, signals: str = "") -> DataSet:
     data = fitting.fit_gates(data, note=_say)
     own = fitting.own_recipe(data)
     couplings = fitting.fit_couplings(data, own, min(4, data.requests), note=_say)
-    data = msgspec.structs.replace(data, couplings=couplings)
+    return msgspec.structs.replace(data, couplings=couplings)
+
+
+def fit_sizes(data: DataSet) -> DataSet:
+    """Return the parameters with those of the paper's sizes."""
+    name = data.name
     for model, wanted in targets.PAPER.items():
         print(f"{name}: {model}", flush=True)
         data = _fit_size(data, model, wanted)
@@ -60,5 +66,5 @@ def _say(line: str) -> None:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         name, _, sources = argument.partition("=")
-        found = fit(name, *sources.split(","))
+        found = fit_sizes(fit(name, *sources.split(",")) if sources else load_data_set(name))
         (FOLDER / f"{name}.toml").write_text(to_toml(found), encoding="utf-8")

@@ -47,6 +47,9 @@ CONFIDENCE_BOUNDS: dict[str, tuple[float, float]] = {
 TASTES = ("popularity", "state_contrast", "request_taste", "block_taste")
 """How sharp preferences are, in all their parts."""
 
+UNREST = ("jitter_masked", "jitter_word", "drift")
+"""How much moves from pass to pass."""
+
 POSITIVE_CORRELATION = 0.6
 """Correlation within each state under ``positive``: the paper's word is "strongly", no number."""
 
@@ -190,29 +193,37 @@ def fit_size(
     """Return routing overrides that bring a model's size to what the paper prints.
 
     Three things move, each by how far off one statistic is: a factor on all tastes (activated
-    experts), a factor on all jitter (adjacent overlap), and what masks take over from the block
-    before (overlap across the boundary). All else stays as the trace has it.
+    experts), a factor on all unrest (adjacent overlap: jitter, drift, and the odds against
+    outliving acceptance), and what masks take over from the block before (overlap across the
+    boundary). All else stays as the trace has it.
     """
     own = data.routing
-    sharp, jitter = 0.0, 0.0
-    carry = math.log(own.boundary_carry / (1 - own.boundary_carry))
+    sharp, unrest, boundary = 0.0, 0.0, _log_odds(own.boundary_carry)
     now, routing = {}, {}
     for _ in range(rounds):
         routing = {
             **{name: getattr(own, name) * math.exp(sharp) for name in TASTES},
-            "jitter_masked": own.jitter_masked * math.exp(jitter),
-            "jitter_word": own.jitter_word * math.exp(jitter),
-            "boundary_carry": 1 / (1 + math.exp(-carry)),
+            **{name: getattr(own, name) * math.exp(unrest) for name in UNREST},
+            "carry": _share(_log_odds(own.carry) - unrest),
+            "boundary_carry": _share(boundary),
         }
         changed = msgspec.structs.replace(data, models={recipe.model: Scale(routing=routing)})
         trial = replace(recipe, data=changed)
         now = routing_statistics(generate(trial, requests), recipe.geometry)
         sharp += 0.8 * math.log(now["activated"] / targets["activated"].value)
-        jitter += 6 * (now["adjacent_overlap"] - targets["adjacent_overlap"].value)
-        carry += 4 * (targets["boundary_overlap"].value - now["boundary_overlap"])
-        sharp, jitter, carry = (
-            min(max(x, -b), b) for x, b in ((sharp, 3), (jitter, 3), (carry, 6))
+        unrest += 6 * (now["adjacent_overlap"] - targets["adjacent_overlap"].value)
+        boundary += 4 * (targets["boundary_overlap"].value - now["boundary_overlap"])
+        sharp, unrest, boundary = (
+            min(max(x, -b), b) for x, b in ((sharp, 3), (unrest, 3), (boundary, 6))
         )
     reached = {name: round(now[name], 3) for name in targets}
     note(f"  {recipe.model}: {routing}, reached {reached}")
     return routing
+
+
+def _share(log_odds: float) -> float:
+    return 1 / (1 + math.exp(-log_odds))
+
+
+def _log_odds(share: float) -> float:
+    return math.log(share / (1 - share))
