@@ -92,7 +92,7 @@ def generate(recipe: Recipe, requests: int) -> list[RequestTrace]:
     return [make_request(recipe, r) for r in range(requests)]
 
 
-def fit_routing(data: DataSet, trials: int = 300, note: Note = lambda _: None) -> DataSet:
+def fit_routing(data: DataSet, trials: int = 250, note: Note = lambda _: None) -> DataSet:
     """Fit routing preferences to the trace, without any confidence-stability relation."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
@@ -100,7 +100,7 @@ def fit_routing(data: DataSet, trials: int = 300, note: Note = lambda _: None) -
         return msgspec.structs.replace(data, routing=routing, couplings={})
 
     targets = {n: t for n, t in data.targets.items() if not n.startswith("correlation")}
-    requests = max(2, 48 // data.layers)  # as many events at any size
+    requests = max(4, 48 // data.layers)
 
     def judge(values: dict[str, float]) -> float:
         recipe = own_recipe(with_values(values))
@@ -192,10 +192,10 @@ def fit_size(
 ) -> dict[str, float]:
     """Return routing overrides that bring a model's size to what the paper prints.
 
-    Three things move, each by how far off one statistic is: a factor on all tastes (activated
-    experts), a factor on all unrest (adjacent overlap: jitter, drift, and the odds against
-    outliving acceptance), and what masks take over from the block before (overlap across the
-    boundary). All else stays as the trace has it.
+    Three things move, each by how far off one statistic is: a factor on all tastes and on the
+    odds of neighbouring masks to share (activated experts), a factor on all unrest (adjacent
+    overlap: jitter, drift, and the odds against outliving acceptance), and what masks take over
+    from the block before (overlap across the boundary). All else stays as the trace has it.
     """
     own = data.routing
     sharp, unrest, boundary = 0.0, 0.0, _log_odds(own.boundary_carry)
@@ -203,6 +203,7 @@ def fit_size(
     for _ in range(rounds):
         routing = {
             **{name: getattr(own, name) * math.exp(sharp) for name in TASTES},
+            "neighbour_masked": _share(_log_odds(own.neighbour_masked) + sharp),
             **{name: getattr(own, name) * math.exp(unrest) for name in UNREST},
             "carry": _share(_log_odds(own.carry) - unrest),
             "boundary_carry": _share(boundary),
