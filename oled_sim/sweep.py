@@ -74,7 +74,7 @@ def sweep(
             replace(rules or Rules(), batch=batch),
             expert_bytes=expert_bytes,
             jobs=jobs,
-            progress=progress and _part_of(progress, i, len(grid.batches)),
+            progress=progress and part_of(progress, i, len(grid.batches)),
         )
     return found
 
@@ -82,6 +82,6 @@ def sweep(
 Progress = Callable[[int, int], None]
 
 
-def _part_of(progress: Progress, part: int, parts: int) -> Progress:
+def part_of(progress: Progress, part: int, parts: int) -> Progress:
     """Return a callback for one of so many equal parts of the work."""
     return lambda done, total: progress(part * total + done, parts * total)

@@ -45,12 +45,14 @@ def analyze(
     side by side, marked real, synthetic or imported. docs/analyze.md defines every figure.
     """
     from oled_sim.analysis.output import refuse_existing, write_figures, write_tables
+    from oled_sim.cli.simulating import note_few
     from oled_sim.cli.traces import open_traces
     from oled_sim.errors import UsageError
 
     if plots and out is None:
         raise UsageError("--plots needs a place to write to: add --out DIR")
     traces = open_traces(sources)
+    note_few(traces, requests)
     if out is not None:
         refuse_existing(out, force=force)
     tables = _tables(traces, requests, cold)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oled_sim.cli.options import cost_options, policy_option, rule_options
+from oled_sim.cli.options import (
+    batch_option,
+    cache_bytes_option,
+    cache_option,
+    cost_options,
+    policy_option,
+    rule_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,30 +34,10 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("trace", metavar="TRACE")
 @policy_option
-@click.option(
-    "--cache",
-    "caches",
-    multiple=True,
-    type=int,
-    metavar="C",
-    help="Average number of resident experts per MoE layer; repeatable.",
-)
-@click.option(
-    "--cache-bytes",
-    "sizes",
-    multiple=True,
-    metavar="SIZE",
-    help="Bytes of resident experts in all, such as 4000MiB; repeatable.",
-)
+@cache_option
+@cache_bytes_option
 @cost_options
-@click.option(
-    "--batch",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="B",
-    help="Requests that run together.",
-)
+@batch_option
 @rule_options
 @click.option(
     "--request",
@@ -60,7 +47,7 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def bounds(
-    trace: str, policies: tuple[str, ...], caches: tuple[int, ...], sizes: tuple[str, ...],
+    trace: str, policies: tuple[str, ...], caches: tuple[str, ...], sizes: tuple[str, ...],
     profile: str | None, geometry: str | None, extrapolate: bool, request: int | None,
     as_json: bool, **rules: Any,
 ) -> None:  # fmt: skip
@@ -70,13 +57,15 @@ def bounds(
     does and does not promise; above all, the most hits are not the least time.
     """
     from oled_sim.bounds.report import Bounds, OneRequest, installed_bounds
+    from oled_sim.cli.progress import progress
     from oled_sim.cli.simulating import (
         ALWAYS_READ,
         asked_for,
         costs_for,
         describe,
         expert_bytes_of,
-        progress,
+        note_few,
+        note_moot,
     )
     from oled_sim.engine.rules import Rules, split_requests
     from oled_sim.engine.source import TraceSource
@@ -89,6 +78,8 @@ def bounds(
     parsed, budgets = asked_for(policies or tuple(known), caches, sizes)
     settings = Rules(**(rules if request is None else _alone(rules)))
     opened = open_trace(trace)
+    note_moot(settings, [settings.batch])
+    note_few({trace: opened}, settings.requests)
     costs = costs_for(opened, geometry, profile, extrapolate)
     used = [*known.values(), *parsed.values()]
     source = TraceSource(

@@ -63,13 +63,14 @@ def compare(
     The interval is the 95 % bootstrap interval of the ratio of mean TPOTs, resampling requests in
     pairs. It covers the choice of requests, not errors of costs or of the simulation.
     """
-    from oled_sim.cli.grids import check_files, encode, grid_of, reference_of, run_grids
+    from oled_sim.cli.files import FIGURE, check_files
+    from oled_sim.cli.grids import encode, grid_of, reference_of, run_grids
     from oled_sim.comparison import compare as set_beside
     from oled_sim.engine.rules import Rules
 
     parsed, reference = reference_of(policies, against)
     grid, settings = grid_of(parsed, caches, links, batches), Rules(**rules)
-    check_files(figure=plot, force=force)
+    check_files({"--plot": plot}, forms={"--plot": FIGURE}, force=force)
     runs = run_grids(traces, grid, settings, model=(geometry, profile, extrapolate), jobs=jobs)
     lone = [label for label, policy in parsed.items() if policy.residency != "budget"]
     groups = {run.trace: [run.results] for run in runs}

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from oled_sim.cli.run_table import NOT_CAUSAL, milliseconds, percent, print_facts, table_console
+from oled_sim.cli.run_table import NOT_CAUSAL, milliseconds, percent, print_facts
+from oled_sim.cli.tables import Row as Cells
+from oled_sim.cli.tables import print_notes, print_table, table_console
 from oled_sim.comparison import RESAMPLES, Row, sections
 
 FEW = 20
@@ -37,38 +38,38 @@ def print_comparison(
         if name in headers:
             print_facts(console, headers[name])
         else:
-            console.print(Text(f"{name}: requests of {', '.join(headers)} pooled"))
-        console.print(_table(rows, reference))
-        console.print(Text(_interval(rows, seed)), style="dim", highlight=False)
-    _legend(console, found, reference)
+            pooled = f"{name}: requests of {', '.join(headers)} pooled"
+            console.print(Text(pooled), soft_wrap=True)
+        _print_rows(console, rows, reference)
+        print_notes(console, [_interval(rows, seed)])
+    print_notes(console, _legend(found, reference))
 
 
-def _table(rows: Sequence[Row], reference: str) -> Table:
-    table = Table(pad_edge=False, box=None, header_style="bold")
-    table.add_column("policy", overflow="fold")
+def _print_rows(console: Console, rows: Sequence[Row], reference: str) -> None:
     varied = _varied(rows)
-    names = ["cache", *varied, "TPOT", f"× {reference}", "95 % interval", "util", "hit", "reused"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ["policy", "cache", *varied, "TPOT", f"× {reference}", "95 % interval", "util", "hit"]
+    cells: list[Cells] = []
     for i, section in enumerate(sections(rows)):
-        if i > 0:
-            table.add_row()
-        for row in section:
-            mark = "" if row.causal else NOT_CAUSAL
-            extra = [str(row.batch)] * ("batch" in varied)
-            extra += [f"{row.link_gb_s:.3g}"] * ("GB/s" in varied)
-            table.add_row(
-                Text(row.spec + mark),
-                f"{row.budget.cache}{' †' if row.own_budget else ''}",
-                *extra,
-                milliseconds(row.tpot_us),
-                f"{row.tpot_ratio.value:.3f}",
-                "" if row.spec == reference else _range(row),
-                percent(row.utilization),
-                percent(row.hit_rate, 2),
-                percent(row.effective_transfer_ratio),
-            )
-    return table
+        cells += [None] if i > 0 else []
+        cells += [_cells(row, varied, reference) for row in section]
+    names.append("reused")
+    print_table(console, names, cells, keys=2 + len(varied), left=("policy",))
+
+
+def _cells(row: Row, varied: Sequence[str], reference: str) -> list[str]:
+    extra = [str(row.batch)] * ("batch" in varied)
+    extra += [f"{row.link_gb_s:.3g}"] * ("GB/s" in varied)
+    return [
+        row.spec + ("" if row.causal else NOT_CAUSAL),
+        f"{row.budget.cache}{' †' if row.own_budget else ''}",
+        *extra,
+        milliseconds(row.tpot_us),
+        f"{row.tpot_ratio.value:.3f}",
+        "" if row.spec == reference else _range(row),
+        percent(row.utilization),
+        percent(row.hit_rate, 2),
+        percent(row.effective_transfer_ratio),
+    ]
 
 
 def _varied(rows: Sequence[Row]) -> list[str]:
@@ -93,16 +94,15 @@ def _interval(rows: Sequence[Row], seed: int) -> str:
     )
 
 
-def _legend(console: Console, found: Mapping[str, Sequence[Row]], reference: str) -> None:
+def _legend(found: Mapping[str, Sequence[Row]], reference: str) -> list[str]:
     lines = [
-        f"TPOT: ms, mean over requests; × {reference}: over that of {reference} with this cache.",
-        "util: |R ∩ A| / slots; hit: |R ∩ A| / |A|; reused: demand transfers that are kept and"
-        " activated",
-        "in the layer's next event (effective transfer ratio).",
+        f"cache: slots per MoE layer on average. TPOT: ms, mean over requests; × {reference}: over"
+        f" that of {reference} with this cache. util: |R ∩ A| / slots; hit: |R ∩ A| / |A|; reused:"
+        " demand transfers that are kept and activated in the layer's next event (effective"
+        " transfer ratio)."
     ]
     if not all(row.causal for rows in found.values() for row in rows):
         lines.append(f"{NOT_CAUSAL} sees what is known only later; not achievable.")
     if any(row.own_budget for rows in found.values() for row in rows):
         lines.append("† ran with a budget of its own, and is compared with this cache.")
-    for line in lines:
-        console.print(Text(line), style="dim", highlight=False)
+    return lines

@@ -10,13 +10,14 @@ import click
 from oled_sim.cli.options import DEFAULT_TRACE, batch_option, policy_option, rule_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
     from oled_sim.bounds.policy_curves import HitCurve
     from oled_sim.engine.rules import Rules
     from oled_sim.policy import Policy
+    from oled_sim.sweep import Progress
     from oled_sim.trace import Trace
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
@@ -54,7 +55,7 @@ class CurveRun(NamedTuple):
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write one row per trace, policy and cache size: Parquet, or CSV if it ends in .csv.",
+    help="Write one row per trace, policy and cache size: .parquet or .csv.",
 )
 @click.option(
     "--plot",
@@ -73,18 +74,27 @@ def curve(
     stack policies, whose larger caches hold what smaller ones hold, such as lru and lfu; run
     others with oled-sim sweep.
     """
-    from oled_sim.cli.grids import check_files, encode
-    from oled_sim.cli.simulating import progress
+    from oled_sim.cli.files import FIGURE, TABLE, check_files
+    from oled_sim.cli.grids import encode
+    from oled_sim.cli.progress import progress
+    from oled_sim.cli.simulating import note_few, note_moot
     from oled_sim.cli.traces import open_traces
     from oled_sim.engine.rules import Rules
     from oled_sim.policy_spec import parse_policies
+    from oled_sim.sweep import part_of
 
     parsed, settings = parse_policies(policies), Rules(**rules)
     shown = _capacities(caches)
-    check_files(out, figure=plot, force=force)
+    check_files(
+        {"--out": out, "--plot": plot}, forms={"--out": TABLE, "--plot": FIGURE}, force=force
+    )
     opened = open_traces(traces or (DEFAULT_TRACE,))
+    note_moot(settings, [settings.batch])
+    note_few(opened, settings.requests)
     with progress() as report:
-        runs = [_run(name, trace, parsed, settings, report) for name, trace in opened.items()]
+        parts = len(opened) * len(parsed)
+        reports = (part_of(report, i, parts) for i in range(parts))
+        runs = [_run(name, trace, parsed, settings, reports) for name, trace in opened.items()]
     if out is not None or plot is not None:
         _write(out, plot, runs)
     if as_json:
@@ -108,7 +118,7 @@ def _run(
     trace: Trace,
     policies: dict[str, Policy],
     rules: Rules,
-    report: Callable[[int, int], None],
+    reports: Iterator[Progress],
 ) -> CurveRun:
     from oled_sim.bounds.policy_curves import policy_curve
     from oled_sim.cli.simulating import costs_for, describe, expert_bytes_of, source_for
@@ -122,7 +132,7 @@ def _run(
             rules,
             spec=spec,
             expert_bytes=expert_bytes_of(trace, costs),
-            progress=report,
+            progress=next(reports),
         )
         for spec, policy in policies.items()
     ]
@@ -174,21 +184,23 @@ def _write(out: Path | None, plot: Path | None, runs: Sequence[CurveRun]) -> Non
 
 
 def _print(run: CurveRun, shown: list[int] | None) -> None:
-    from rich.table import Table
-
-    from oled_sim.cli.run_table import percent, print_facts, table_console
+    from oled_sim.cli.run_table import percent, print_facts
+    from oled_sim.cli.tables import print_notes, print_table, table_console
 
     console = table_console()
     print_facts(console, run.header, ("Trace", "Routing", "Rules"))
-    table = Table(pad_edge=False, box=None, header_style="bold")
-    table.add_column("cache", justify="right")
-    for found in run.curves:
-        table.add_column(found.spec, justify="right")
-        table.add_column("all", justify="right")
     experts = run.header["routing_geometry"]["experts"]
+    rows = []
     for cache in range(experts + 1) if shown is None else shown:
         c = min(cache, experts)
         rates = [(f.hit_rate[c], f.hit_rate_with_prefill[c]) for f in run.curves]
-        table.add_row(str(cache), *(percent(rate, 2) for pair in rates for rate in pair))
-    console.print(table)
-    console.print("|R ∩ A| / |A| of decode passes; all: with prefill passes.", style="dim")
+        rows.append([str(cache), *(percent(rate, 2) for pair in rates for rate in pair)])
+    names = [name for found in run.curves for name in (found.spec, f"{found.spec} all")]
+    print_table(console, ["cache", *names], rows)
+    print_notes(
+        console,
+        [
+            "cache: slots per MoE layer. Under a policy's name |R ∩ A| / |A| of decode passes; all:"
+            " with prefill passes."
+        ],
+    )

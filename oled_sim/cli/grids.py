@@ -11,10 +11,17 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from oled_sim.cli.simulating import costs_for, describe, expert_bytes_of, progress, source_for
+from oled_sim.cli.progress import progress
+from oled_sim.cli.simulating import (
+    budgets_for,
+    costs_for,
+    describe,
+    expert_bytes_of,
+    note_few,
+    note_moot,
+    source_for,
+)
 from oled_sim.cli.traces import open_traces
-from oled_sim.engine.budget import Budget, parse_capacities
-from oled_sim.engine.output import refuse_existing
 from oled_sim.engine.results import about_policies, request_table, write_table
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Result
@@ -33,19 +40,20 @@ class GridRun(NamedTuple):
 
 
 def grid_of(
-    policies: dict[str, Policy], caches: Sequence[str], links: str | None, batches: str
+    policies: dict[str, Policy],
+    caches: Sequence[str],
+    links: str | None,
+    batches: str,
+    sizes: Sequence[str] = (),
 ) -> Grid:
     """Return the grid that the options of a command line mean.
 
     Raises:
         UsageError: one of them means nothing.
     """
-    capacities = dict.fromkeys(chain.from_iterable(map(parse_capacities, caches)))
-    if not capacities and any(p.residency == "budget" for p in policies.values()):
-        raise UsageError("no cache size to run: give --cache, such as --cache 8:128:8")
     return Grid(
         policies,
-        [Budget(cache=c) for c in capacities],
+        budgets_for(policies, caches, sizes),
         _numbers(links, float, "--h2d-gbs 12,25,50") if links is not None else [None],
         _numbers(batches, int, "--batch 1,2,4"),
     )
@@ -56,21 +64,6 @@ def _numbers(text: str, kind: Callable[[str], Any], example: str) -> list[Any]:
         return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
         raise UsageError(f"{text!r} is no list of numbers: give for example {example}") from None
-
-
-def check_files(*paths: Path | None, figure: Path | None, force: bool) -> None:
-    """Find out before the simulation whether its results can be written.
-
-    Raises:
-        UsageError: a file exists, or two are one, or a figure has no format that can be drawn.
-    """
-    given = [path for path in (*paths, figure) if path is not None]
-    for path in given:
-        refuse_existing(path, force=force)
-    if len({path.resolve() for path in given}) < len(given):
-        raise UsageError(f"{given[0]} is to hold two things: give each a file of its own")
-    if figure is not None and figure.suffix not in (".png", ".svg"):
-        raise UsageError(f"figures are saved as .png or .svg, not as {figure.name}")
 
 
 def run_grids(
@@ -91,6 +84,8 @@ def run_grids(
         jobs: combinations at the same time, None as many as cores.
     """
     opened = open_traces(traces)
+    note_moot(rules, grid.batches)
+    note_few(opened, rules.requests)
     prepared = [(name, trace, costs_for(trace, *model)) for name, trace in opened.items()]
     runs, every = [], len(prepared)
     with progress() as report:

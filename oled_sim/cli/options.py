@@ -35,14 +35,24 @@ policy_option = options(
 )
 """Policies to run, as ``policies``."""
 
+cache_option = click.option(
+    "--cache",
+    "caches",
+    multiple=True,
+    metavar="C",
+    help="Average number of resident experts per MoE layer: 8, 8,16,32 or 8:128:8; repeatable.",
+)
+
+cache_bytes_option = click.option(
+    "--cache-bytes",
+    "sizes",
+    multiple=True,
+    metavar="SIZE",
+    help="Bytes of resident experts in all: 4000MiB or 800MB,1.5GB; repeatable.",
+)
+
 grid_options = options(
-    click.option(
-        "--cache",
-        "caches",
-        multiple=True,
-        metavar="C",
-        help="Average number of resident experts per MoE layer: 8, 8,16,32 or 8:128:8; repeatable.",
-    ),
+    cache_option,
     click.option(
         "--h2d-gbs",
         "links",

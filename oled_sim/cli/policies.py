@@ -22,8 +22,6 @@ Examples:
   oled-sim policies ./mine.py --json
 """
 
-WIDTH_WITHOUT_TERMINAL = 100
-
 
 @click.command(epilog=EPILOG)
 @click.argument("name", required=False)
@@ -122,18 +120,17 @@ def _type(kind: Any) -> str:
 
 
 def _print(found: list[dict[str, Any]], *, whole: bool) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    from oled_sim.cli.tables import print_whole, prose_console
+
+    blocks: list[RenderableType] = []
     for i, policy in enumerate(found):
-        if i > 0:
-            console.print()
-        for block in _blocks(policy, whole=whole):
-            console.print(block)
+        blocks += [""] if i > 0 else []
+        blocks += _blocks(policy, whole=whole)
     if not whole:
-        console.print("\nAll about one: oled-sim policies NAME", style="dim")
+        blocks += ["", Text("All about one: oled-sim policies NAME", style="dim")]
+    print_whole(prose_console(), blocks)
 
 
 def _blocks(policy: dict[str, Any], *, whole: bool) -> Iterator[RenderableType]:
@@ -179,6 +176,8 @@ def _parameter_table(policy: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
     for parameter in policy["parameters"]:
         default = "…" if parameter["required"] else _text(parameter["default"])
         table.add_row(

@@ -11,6 +11,8 @@ import click
 from oled_sim.cli.options import (
     DEFAULT_TRACE,
     batch_option,
+    cache_bytes_option,
+    cache_option,
     cost_options,
     policy_option,
     rule_options,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  oled-sim run --policy lru --policy oled --cache 16 --cache 40
+  oled-sim run --policy lru --policy oled --cache 16,40
   oled-sim run --policy oled:priority,psi=square --cache-bytes 800MiB --json
   oled-sim run --policy ./mine.py:decay=0.5 --trace my-trace --cache 40 --out results.parquet
   oled-sim run --policy lru --policy oled --cache 16 --timeline lanes.pftrace
@@ -60,21 +62,8 @@ class Files(NamedTuple):
     help="A trace directory, or one that ships with oled-sim.",
 )
 @policy_option
-@click.option(
-    "--cache",
-    "caches",
-    multiple=True,
-    type=int,
-    metavar="C",
-    help="Average number of resident experts per MoE layer; repeatable.",
-)
-@click.option(
-    "--cache-bytes",
-    "sizes",
-    multiple=True,
-    metavar="SIZE",
-    help="Bytes of resident experts in all, such as 4000MiB; repeatable.",
-)
+@cache_option
+@cache_bytes_option
 @cost_options
 @batch_option
 @rule_options
@@ -83,13 +72,13 @@ class Files(NamedTuple):
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write one row per policy, cache and request: Parquet, or CSV if it ends in .csv.",
+    help="Write one row per policy, cache and request: .parquet or .csv.",
 )
 @click.option(
     "--events",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a Parquet file with one row per event.",
+    help="Write one row per event, as .parquet.",
 )
 @click.option(
     "--timeline",
@@ -100,16 +89,14 @@ class Files(NamedTuple):
 @click.option(
     "--timeline-requests",
     type=int,
-    default=1,
-    show_default=True,
     metavar="N",
-    help="Counted requests that the timeline shows.",
+    help="Counted requests that the timeline shows. Default: 1.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def run(
-    source: str, policies: tuple[str, ...], caches: tuple[int, ...], sizes: tuple[str, ...],
+    source: str, policies: tuple[str, ...], caches: tuple[str, ...], sizes: tuple[str, ...],
     profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool,
-    out: Path | None, events: Path | None, timeline: Path | None, timeline_requests: int,
+    out: Path | None, events: Path | None, timeline: Path | None, timeline_requests: int | None,
     force: bool, **rules: Any,
 ) -> None:  # fmt: skip
     """Simulate policies on a trace and compare their time per output token.
@@ -118,47 +105,68 @@ def run(
     from the profile's measured costs; the time that a policy's own decisions take is not part of
     them.
     """
-    from oled_sim.cli.simulating import asked_for, costs_for, describe, to_json
+    from oled_sim.cli.simulating import asked_for, costs_for, describe, note_few, note_moot
     from oled_sim.contenders import contenders as all_contenders
     from oled_sim.engine.rules import Rules
     from oled_sim.trace import open_trace
 
     parsed, budgets = asked_for(policies, caches, sizes)
     settings = Rules(**rules)
-    files = Files(out, events, timeline, timeline_requests)
-    _check_files(files, force)
+    files = _checked_files(out, events, timeline, timeline_requests, force=force)
     trace = open_trace(source)
+    note_moot(settings, [settings.batch])
+    note_few({source: trace}, settings.requests)
     contenders = all_contenders(parsed, budgets, trace.geometry.experts)
     costs = costs_for(trace, geometry, profile, extrapolate)
     header = describe(trace, costs, settings)
     results = _simulate(trace, contenders, costs, settings, files, header)
-    if files.results is not None:
+    try:
+        _write(files.results, results, header)
+    finally:  # a disk that is full takes the file, not the results
+        _print(header, results, as_json=as_json)
+
+
+def _checked_files(
+    out: Path | None,
+    events: Path | None,
+    timeline: Path | None,
+    requests: int | None,
+    *,
+    force: bool,
+) -> Files:
+    """Find out before the simulation whether its results can be written."""
+    from oled_sim.cli.files import PARQUET, TABLE, check_files
+    from oled_sim.errors import UsageError
+
+    if timeline is None and requests is not None:
+        raise UsageError("--timeline-requests needs a timeline: add --timeline FILE")
+    if requests is not None and requests < 1:
+        raise UsageError(f"a timeline of {requests} requests is empty: give 1 or more")
+    check_files(
+        {"--out": out, "--events": events, "--timeline": timeline},
+        forms={"--out": TABLE, "--events": PARQUET},
+        force=force,
+    )
+    return Files(out, events, timeline, requests or 1)
+
+
+def _write(path: Path | None, results: Sequence[Result], header: dict[str, Any]) -> None:
+    if path is not None:
         from oled_sim.engine.results import about_policies, request_table, write_table
 
-        metadata = header | about_policies(results)
-        write_table(files.results, request_table(results, trace.path.name), metadata)
+        rows = request_table(results, header["trace"]["name"])
+        write_table(path, rows, header | about_policies(results))
+
+
+def _print(header: dict[str, Any], results: Sequence[Result], *, as_json: bool) -> None:
     if as_json:
+        from oled_sim.cli.simulating import to_json
+
         click.echo(to_json(header, results))
     else:
         from oled_sim.cli.run_table import print_results
 
         print_results(header, results)
-
-
-def _check_files(files: Files, force: bool) -> None:
-    """Find out before the simulation whether its results can be written."""
-    from oled_sim.engine.output import refuse_existing
-    from oled_sim.errors import UsageError
-
-    wanted = [path for path in (files.results, files.events, files.timeline) if path is not None]
-    for path in wanted:
-        refuse_existing(path, force=force)
-    if len({path.resolve() for path in wanted}) < len(wanted):
-        raise UsageError("--out, --events and --timeline name the same file: give each its own")
-    if files.timeline_requests < 1:
-        raise UsageError(
-            f"a timeline of {files.timeline_requests} requests is empty: give 1 or more"
-        )
 
 
 def _simulate(
@@ -169,7 +177,8 @@ def _simulate(
     files: Files,
     header: dict[str, Any],
 ) -> list[Result]:
-    from oled_sim.cli.simulating import expert_bytes_of, progress, source_for
+    from oled_sim.cli.progress import progress
+    from oled_sim.cli.simulating import expert_bytes_of, source_for
     from oled_sim.engine.runner import simulate_all
 
     expert_bytes = expert_bytes_of(trace, costs)

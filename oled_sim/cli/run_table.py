@@ -6,37 +6,52 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from oled_sim.cli.tables import Row, print_notes, print_table, table_console
+from oled_sim.engine.averages import ratio
+from oled_sim.engine.budget import Budget, bytes_text
+from oled_sim.engine.metrics import Summary
 from oled_sim.engine.runner import Result
 
 NOT_CAUSAL = "*"
-WIDTH_WITHOUT_TERMINAL = 160
 
-LEGEND = """\
-TPOT, TTFT, commit: ms, means over requests; commit is the part of TPOT spent in commit passes.
-p50, p99: ms per decode pass. util: |R ∩ A| / slots at the gate; hit: |R ∩ A| / |A|; hit all: the
-same with prefill passes. H2D, CPU: experts per decode pass. busy, critical: ms per decode pass of
-GPU/H2D/CPU lane."""
+LEGEND = (
+    "cache: slots per MoE layer on average, or bytes in all. TPOT, TTFT, commit: ms, means over"
+    " requests; commit is the part of TPOT spent in commit passes. p50, p99: ms per decode pass"
+    " (denoise or commit). util: |R ∩ A| / slots at the gate; hit: |R ∩ A| / |A|; hit all: the same"
+    " with prefill passes. H2D: experts copied per decode pass, on demand or ahead; CPU: experts"
+    " computed there. busy, critical: ms per decode pass that the GPU/H2D/CPU lane works, and that"
+    " it is what the pass waits for. GPU GiB: peak of weights, cache, staging and KV cache."
+)
+LEGEND_BATCH = "batch TPOT: ms, decode time of all batches / output tokens of all requests."
+LEGEND_PREFETCH = (
+    "ahead: prefetches among the copies of H2D, per decode pass. useful/late/wasted: prefetched"
+    " experts per decode pass that were used after they had arrived / were needed while still on"
+    " their way, and waited for / were dropped unused."
+)
 
 
-def print_results(header: dict[str, Any], results: Sequence[Result]) -> None:
-    """Print what was run, then one row per policy and cache."""
-    console = table_console()
+def print_results(
+    header: dict[str, Any], results: Sequence[Result], console: Console | None = None
+) -> None:
+    """Print what was run, then one row per policy and cache; by default to stdout."""
+    console = console or table_console()
     print_facts(console, header)
-    console.print(_table(results))
-    console.print(Text(LEGEND), style="dim", highlight=False)
+    columns, varied = _columns(results), _varied(results)
+    rows, keys = _rows(columns, results), 2 + len(varied)
+    print_table(console, list(columns), rows, keys=keys, left=("policy",))
+    print_notes(console, _legend(results, columns))
+
+
+def _legend(results: Sequence[Result], columns: Collection[str]) -> list[str]:
+    """Return what explains every column that is shown, and what policies have to say."""
+    notes = [LEGEND]
+    notes += [LEGEND_BATCH] if "batch TPOT" in columns else []
+    notes += [LEGEND_PREFETCH] if "ahead" in columns else []
     if not all(result.causal for result in results):
-        console.print(f"{NOT_CAUSAL} sees what is known only later; not achievable.", style="dim")
-    for note in dict.fromkeys(f"{r.spec}: {note}" for r in results for note in r.notes):
-        console.print(Text(note), style="dim", highlight=False)
-
-
-def table_console() -> Console:
-    """Return a console on stdout, wide enough for a table where there is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
+        notes.append(f"{NOT_CAUSAL} sees what is known only later; not achievable.")
+    return notes + list(dict.fromkeys(f"{r.spec}: {note}" for r in results for note in r.notes))
 
 
 def print_facts(
@@ -110,7 +125,7 @@ def _rules(rules: dict[str, Any]) -> str:
 def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
     columns: dict[str, Callable[[Result], str]] = {
         "policy": lambda r: r.spec + ("" if r.causal else NOT_CAUSAL),
-        "cache": _budget,
+        "cache": lambda r: budget_text(r.budget),
         **_varied(results),
         "TPOT": lambda r: milliseconds(r.summary.tpot_us),
         "commit": lambda r: milliseconds(r.summary.commit_tpot_us),
@@ -120,18 +135,17 @@ def _columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
         "util": lambda r: percent(r.summary.utilization),
         "hit": lambda r: percent(r.summary.hit_rate, 2),
         "hit all": lambda r: percent(r.summary.hit_rate_with_prefill, 2),
-        "H2D": lambda r: _number(r.summary.demand_per_pass, 1),
-        "CPU": lambda r: _number(r.summary.cpu_per_pass, 1),
+        "H2D": lambda r: number(copies_per_pass(r.summary), 1),
+        "CPU": lambda r: number(r.summary.cpu_per_pass, 1),
         "busy": lambda r: _lanes(r, "busy"),
         "critical": lambda r: _lanes(r, "critical"),
-        "GPU GiB": lambda r: _number(r.summary.peak_gpu_bytes / 2**30, 2),
+        "GPU GiB": lambda r: number(r.summary.peak_gpu_bytes / 2**30, 2),
     }
     if any(r.rules.batch > 1 for r in results):
         columns["batch TPOT"] = lambda r: milliseconds(r.summary.batch_tpot_us)
     if any(r.summary.prefetched for r in results):
-        columns["useful/late/wasted"] = lambda r: (
-            f"{r.summary.useful}/{r.summary.late}/{r.summary.wasted}"
-        )
+        columns["ahead"] = lambda r: number(ratio(r.summary.prefetched, r.summary.passes), 1)
+        columns["useful/late/wasted"] = _fate
     return columns
 
 
@@ -145,28 +159,33 @@ def _varied(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
     return columns
 
 
-def _table(results: Sequence[Result]) -> Table:
-    columns = _columns(results)
-    table = Table(pad_edge=False, box=None, header_style="bold")
-    for name in columns:
-        text = name == "policy"
-        justify = "left" if text else "right"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=not text)
+def _rows(columns: dict[str, Callable[[Result], str]], results: Sequence[Result]) -> list[Row]:
+    """Return a row per result, with an empty line where batch, link or cache change."""
+    rows: list[Row] = []
     last = None
     for result in results:
         section = result.rules.batch, result.link_gb_s, result.budget
-        if last is not None and section != last:
-            table.add_section()
-            table.add_row()
+        rows += [None] if last not in (None, section) else []
+        rows.append([show(result) for show in columns.values()])
         last = section
-        table.add_row(*(Text(show(result)) for show in columns.values()))
-    return table
+    return rows
 
 
-def _budget(result: Result) -> str:
-    if result.budget.size_bytes is None:
-        return str(result.budget.cache)
-    return f"{result.budget.size_bytes / 2**20:.4g} MiB"
+def budget_text(budget: Budget) -> str:
+    """Return a budget as it is asked for: slots per layer, or bytes."""
+    return str(budget) if budget.size_bytes is None else bytes_text(budget.size_bytes)
+
+
+def copies_per_pass(summary: Summary) -> float:
+    """Return the experts copied per decode pass: demand transfers and prefetches."""
+    return summary.demand_per_pass + ratio(summary.prefetched, summary.passes)
+
+
+def _fate(result: Result) -> str:
+    """Return what became of prefetches, per decode pass."""
+    summary = result.summary
+    fates = (summary.useful, summary.late, summary.wasted)
+    return "/".join(number(ratio(fate, summary.passes), 1) for fate in fates)
 
 
 def _lanes(result: Result, what: str) -> str:
@@ -187,5 +206,6 @@ def percent(share: float, digits: int = 1) -> str:
     return "n/a" if share != share else f"{100 * share:.{digits}f}%"
 
 
-def _number(value: float, digits: int) -> str:
+def number(value: float, digits: int) -> str:
+    """Return a number as text; 0/0 is n/a."""
     return "n/a" if value != value else f"{value:.{digits}f}"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 
 from oled_sim import __version__
 from oled_sim.costs.lanes import LaneCosts, load_costs
-from oled_sim.engine.budget import Budget, parse_bytes
-from oled_sim.engine.events import proceed
-from oled_sim.engine.jit import is_compiled
+from oled_sim.engine.budget import Budget, parse_bytes, parse_capacities
 from oled_sim.engine.rules import Rules, split_requests
 from oled_sim.engine.runner import Result
 from oled_sim.engine.source import TraceSource
@@ -32,15 +28,47 @@ ALWAYS_READ = frozenset({"ids", "gates", "confidence", "token_state"})
 
 
 def asked_for(
-    policies: Sequence[str], caches: Sequence[int], sizes: Sequence[str]
+    policies: Sequence[str], caches: Sequence[str], sizes: Sequence[str]
 ) -> tuple[dict[str, Policy], list[Budget]]:
     """Return policies by label, and budgets in the order given."""
     parsed = parse_policies(policies)
-    budgets = [Budget(cache=c) for c in dict.fromkeys(caches)]
-    budgets += [Budget(size_bytes=parse_bytes(s)) for s in dict.fromkeys(sizes)]
-    if not budgets and any(p.residency == "budget" for p in parsed.values()):
-        raise UsageError("no cache size to run: give --cache, such as --cache 40, or --cache-bytes")
-    return parsed, budgets
+    return parsed, budgets_for(parsed, caches, sizes)
+
+
+def budgets_for(
+    policies: Mapping[str, Policy], caches: Sequence[str], sizes: Sequence[str]
+) -> list[Budget]:
+    """Return every budget that lists of slots (``8,16``, ``8:128:8``) and of bytes mean, once.
+
+    Raises:
+        UsageError: one of them is none, or there is none and a policy needs one.
+    """
+    budgets = [Budget(cache=c) for text in caches for c in parse_capacities(text)]
+    budgets += [Budget(size_bytes=parse_bytes(size)) for text in sizes for size in text.split(",")]
+    if not budgets and any(p.residency == "budget" for p in policies.values()):
+        raise UsageError(
+            "no cache size to run: give --cache, such as --cache 40 or --cache 8:128:8"
+        )
+    return list(dict.fromkeys(budgets))
+
+
+def note_moot(rules: Rules, batches: Sequence[int]) -> None:
+    """Say on stderr which rule changes nothing."""
+    if rules.batch_mode != "lockstep" and max(batches) == 1:
+        _note(
+            f"--batch-mode {rules.batch_mode} changes nothing with one request at a time (--batch)"
+        )
+
+
+def note_few(traces: Mapping[str, Trace], requests: int | None) -> None:
+    """Say on stderr which traces hold fewer ``requests`` than were asked for."""
+    for name, trace in traces.items():
+        if requests is not None and requests > len(trace.requests):
+            _note(f"--requests {requests}: {name} holds {len(trace.requests)}, all are used")
+
+
+def _note(text: str) -> None:
+    click.echo(f"Note: {text}", err=True)
 
 
 def costs_for(
@@ -61,16 +89,6 @@ def expert_bytes_of(trace: Trace, costs: LaneCosts) -> NDArray[np.int64]:
     """Return the bytes of an expert per layer, int64 [L]: the trace's own, else the geometry's."""
     own = trace.manifest.expert_bytes
     return np.array(own or [costs.geometry.expert_bytes] * len(trace.geometry.layers), np.int64)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback that moves a bar on a terminal's stderr."""
-    console = Console(stderr=True)
-    label = "Simulating" if is_compiled(proceed) else "Compiling once, then simulating"
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def describe(trace: Trace, costs: LaneCosts, rules: Rules) -> dict[str, Any]:

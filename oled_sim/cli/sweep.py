@@ -9,6 +9,7 @@ import click
 
 from oled_sim.cli.options import (
     DEFAULT_TRACE,
+    cache_bytes_option,
     cost_options,
     grid_options,
     policy_option,
@@ -34,6 +35,7 @@ Examples:
 @click.argument("traces", nargs=-1, metavar="[TRACE]...")
 @policy_option
 @grid_options
+@cache_bytes_option
 @cost_options
 @rule_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -41,7 +43,7 @@ Examples:
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write one row per trace, combination and request: Parquet, or CSV if it ends in .csv.",
+    help="Write one row per trace, combination and request: .parquet or .csv.",
 )
 @click.option(
     "--plot",
@@ -51,22 +53,29 @@ Examples:
 )
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def sweep(
-    traces: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...], links: str | None,
-    batches: str, jobs: int | None, profile: str | None, geometry: str | None, extrapolate: bool,
-    as_json: bool, out: Path | None, plot: Path | None, force: bool, **rules: Any,
+    traces: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...],
+    sizes: tuple[str, ...], links: str | None, batches: str, jobs: int | None,
+    profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool,
+    out: Path | None, plot: Path | None, force: bool, **rules: Any,
 ) -> None:  # fmt: skip
     """Simulate every combination on every TRACE, by default on mini-gsm8k.
 
     Requests are read and made ready once for all combinations with the same batch size. What is
     printed and written does not depend on --jobs.
     """
-    from oled_sim.cli.grids import check_files, encode, grid_of, json_of, run_grids, write_out
+    from oled_sim.cli.files import FIGURE, TABLE, check_files
+    from oled_sim.cli.grids import grid_of, run_grids
     from oled_sim.engine.rules import Rules
+    from oled_sim.errors import UsageError
     from oled_sim.policy_spec import parse_policies
 
-    grid = grid_of(parse_policies(policies), caches, links, batches)
+    grid = grid_of(parse_policies(policies), caches, links, batches, sizes)
     settings = Rules(**rules)
-    check_files(out, figure=plot, force=force)
+    if plot is not None and sizes:
+        raise UsageError("a figure's axis is slots per layer: give --cache, or leave out --plot")
+    check_files(
+        {"--out": out, "--plot": plot}, forms={"--out": TABLE, "--plot": FIGURE}, force=force
+    )
     runs = run_grids(
         traces or (DEFAULT_TRACE,),
         grid,
@@ -74,14 +83,19 @@ def sweep(
         model=(geometry, profile, extrapolate),
         jobs=jobs,
     )
+    try:
+        _write(out, plot, runs)
+    finally:  # a disk that is full takes the file, not the results
+        _print(runs, as_json=as_json)
+
+
+def _write(out: Path | None, plot: Path | None, runs: Sequence[GridRun]) -> None:
+    from oled_sim.cli.grids import write_out
+
     if out is not None:
         write_out(out, runs)
     if plot is not None:
         _draw(plot, runs)
-    if as_json:
-        click.echo(encode({"runs": json_of(runs)}))
-        return
-    _print(runs)
 
 
 def _draw(path: Path, runs: Sequence[GridRun]) -> None:
@@ -92,9 +106,13 @@ def _draw(path: Path, runs: Sequence[GridRun]) -> None:
     save(draw_sweep(requests_of(runs).to_pandas()), path)
 
 
-def _print(runs: Sequence[GridRun]) -> None:
+def _print(runs: Sequence[GridRun], *, as_json: bool) -> None:
+    from oled_sim.cli.grids import encode, json_of
     from oled_sim.cli.run_table import print_results
 
+    if as_json:
+        click.echo(encode({"runs": json_of(runs)}))
+        return
     for i, run in enumerate(runs):
         if i > 0:
             click.echo()

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from oled_sim.cli.tables import print_whole, prose_console
 from oled_sim.errors import TraceError
 from oled_sim.trace.manifest import Manifest
 from oled_sim.trace.reader import Trace, open_trace
@@ -52,7 +53,7 @@ def info(source: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(_as_json(found, statistics)))
     else:
-        _print_info(Console(), found, statistics)
+        _print_info(prose_console(), found, statistics)
 
 
 @trace.command(epilog=VALIDATE_EPILOG)
@@ -97,12 +98,18 @@ def _progress(label: str, found: Trace, *, read: bool = True) -> Iterator[Iterat
 
 
 def _print_info(console: Console, found: Trace, statistics: TraceStatistics) -> None:
-    console.print(_facts_table(found))
-    console.print(_passes_table(statistics))
-    console.print(_activated_table(found, statistics))
-    console.print(_locality_table(statistics))
+    tables = [
+        _facts_table(found),
+        _passes_table(statistics),
+        _activated_table(found, statistics),
+        _locality_table(statistics),
+    ]
     if "token_state" in found.signals:
-        console.print(_stability_table(statistics))
+        tables.append(_stability_table(statistics))
+    for table in tables:
+        for column in table.columns:
+            column.no_wrap = table is not tables[0]  # figures stay whole; facts are prose
+    print_whole(console, tables)
 
 
 def _facts_table(found: Trace) -> Table:

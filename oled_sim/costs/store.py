@@ -31,11 +31,11 @@ def bundled_profile_for(cost: CostGeometry) -> str:
     """Return the name of the bundled profile for a cost geometry.
 
     Raises:
-        ProfileError: none ships for it.
+        UsageError: none ships for it, so that one has to be given.
     """
     names = [name for name in bundled_profiles() if name.endswith(f"-{cost.name}")]
     if not names:
-        raise ProfileError(
+        raise UsageError(
             f"no bundled profile is made for geometry {cost.name!r}: give one with --profile "
             f"(bundled are {', '.join(bundled_profiles())})"
         )

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from oled_sim.engine.jit import kernel
 from oled_sim.errors import UsageError
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "ki": 2**10,
+    "m": 10**6,
+    "mi": 2**20,
+    "g": 10**9,
+    "gi": 2**30,
+    "t": 10**12,
+    "ti": 2**40,
+}
+"""Bytes of a unit, ascending."""
 
 
 def parse_bytes(text: str) -> int:
@@ -24,11 +35,19 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: not a size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise UsageError(f"{text!r} is not a size: give bytes such as 800M, 1.5G or 4000MiB")
+        raise UsageError(f"{text!r} is not a size: give bytes such as 800M, 1.5G, 4000MiB or 1TB")
     number, unit = match.groups()
     return int(float(number) * UNITS[(unit or "").lower()])
+
+
+def bytes_text(size_bytes: int) -> str:
+    """Return bytes in the largest unit that they are a whole number of: ``4000 MiB``, ``1 B``."""
+    unit = max((u for u, n in UNITS.items() if size_bytes % n == 0), key=UNITS.__getitem__)
+    unit = unit if size_bytes else ""
+    name = unit if unit == "k" else unit.capitalize()
+    return f"{size_bytes // UNITS[unit]} {name}B"
 
 
 def parse_capacities(text: str) -> list[int]:

@@ -14,14 +14,32 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """Refuse to overwrite a file unasked, and to write where nothing can be written.
 
     Raises:
-        UsageError: the file exists and ``force`` is false, or its folder does not.
+        UsageError: the file exists and ``force`` is false, its folder does not, or nothing can be
+            made there.
     """
+    try:
+        _refuse_existing(path, force=force)
+        _try_to_write(path)
+    except OSError as error:
+        raise NewFile(path).refused(error) from None
+
+
+def _refuse_existing(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give the name of a file")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no ordinary file: give the name of one")
     if path.exists() and not force:
         raise UsageError(f"{path} exists: give another name, or --force to overwrite it")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder: create it first")
+
+
+def _try_to_write(path: Path) -> None:
+    """Make and remove the temporary file that results will be written to."""
+    temporary = NewFile(path).temporary
+    temporary.touch()
+    temporary.unlink()
 
 
 class NewFile:
@@ -44,7 +62,9 @@ class NewFile:
 
     def refused(self, error: OSError) -> UsageError:
         """Return the sentence for what the file system refused."""
-        return UsageError(f"cannot write {self.path}: {error.strerror or error}")
+        # Libraries put the temporary file's name into their messages; nobody knows that name.
+        why = os.strerror(error.errno) if error.errno else error.strerror or error
+        return UsageError(f"cannot write {self.path}: {why}")
 
     def __enter__(self) -> Self:
         with suppress(OSError):  # of a process of the same number that was killed

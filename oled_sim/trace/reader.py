@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.files import sha256_hex, table_path
 from oled_sim.trace.manifest import MANIFEST, FileEntry, Manifest, load_manifest
@@ -133,6 +133,7 @@ def open_trace(source: str | Path, *, verify: bool = True) -> Trace:
         verify: check the SHA-256 of every file read; page checksums are checked regardless.
 
     Raises:
+        UsageError: a text that is neither a path nor the name of a bundled trace.
         TraceError: nothing there, not a trace, damaged, another version, or without requests.
     """
     path = _resolve(source)
@@ -159,7 +160,7 @@ def _resolve(source: str | Path) -> Path:
     near = difflib.get_close_matches(name, bundled, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     known = ", ".join(bundled) or "none"
-    raise TraceError(f"no trace {name!r}: {hint}give a directory or a bundled trace ({known})")
+    raise UsageError(f"no trace {name!r}: {hint}give a directory or a bundled trace ({known})")
 
 
 def _read_file(file: Path, entry: FileEntry, *, verify: bool) -> bytes:

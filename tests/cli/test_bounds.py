@@ -142,7 +142,7 @@ def test_one_request_alone(trace):
     ("arguments", "words"),
     [
         ([], "no cache size: give --cache"),
-        (["--cache", "-1"], "a cache of -1 is impossible"),
+        (["--cache", "-1"], "'-1' is no cache size"),
         (["--cache", "4", "--policy", "lruu"], "did you mean 'lru'?"),
         (["--cache", "4", "--warmup", "9"], "leaves none to count"),
         (["--cache", "4", "--request", "2", "--history", "1"], "leave out --warmup, --history"),

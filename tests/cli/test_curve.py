@@ -40,7 +40,7 @@ def test_table_shows_every_cache_size_or_those_asked_for(trace):
     code, out, _ = call("curve", trace, "--policy", "lru", "--policy", "lfu")
     assert code == 0
     lines = out.splitlines()
-    assert lines[3].split() == ["cache", "lru", "all", "lfu", "all"]
+    assert lines[3].split() == ["cache", "lru", "lru", "all", "lfu", "lfu", "all"]
     assert [line.split()[0] for line in lines[4:21]] == [str(c) for c in range(17)]
     assert lines[4].split()[1:] == ["0.00%"] * 4 and lines[20].split()[1:] == ["100.00%"] * 4
     assert "Profile" not in out and "Costs" not in out  # hits depend on neither

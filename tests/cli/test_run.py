@@ -208,7 +208,7 @@ def test_user_policy_from_a_file(trace, tmp_path):
     [
         (["--cache", 4], 2, "no policy to run: give at least one"),
         (["--policy", "lru"], 2, "no cache size to run: give --cache"),
-        (["--policy", "lru", "--cache", -1], 2, "-1 is impossible"),
+        (["--policy", "lru", "--cache", -1], 2, "'-1' is no cache size"),
         (["--policy", "lru", "--cache-bytes", "lots"], 2, "'lots' is not a size"),
         (["--policy", "olde", "--cache", 4], 2, "unknown policy 'olde': did you mean 'oled'"),
         (["--policy", "lru:x=1", "--cache", 4], 2, "no parameter 'x'"),
@@ -221,7 +221,11 @@ def test_user_policy_from_a_file(trace, tmp_path):
         (["--policy", "lru", "--cache", 4, "--staging", 0], 2, "0 staging slots cannot work"),
         (["--policy", "lru", "--cache", 4, "--warmup", 9], 2, "leaves none to count"),
         (["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-mino"], 2, "did you mean"),
-        (["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-flash"], 1, "profile"),
+        (
+            ["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-flash"],
+            2,
+            "give one with --profile",
+        ),
         (["--policy", "lru", "--cache", 4, "--profile", "no.toml"], 1, "no.toml"),
         (["--policy", "lru", "--cache", 4, "--out", "/nowhere/x.parquet"], 2, "is no folder"),
     ],
@@ -236,7 +240,7 @@ def test_mistakes_are_one_sentence(trace, arguments, code, words):
 
 def test_missing_trace_is_one_sentence():
     code, out, err = run("--trace", "nano-gsm9k", "--policy", "lru", "--cache", 4)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "no trace 'nano-gsm9k'" in err
 
 

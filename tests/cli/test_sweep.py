@@ -158,7 +158,7 @@ def test_first_failing_policy_is_the_one_that_is_named(traces, tmp_path):
     ("arguments", "words"),
     [
         (["--cache", "4"], "no policy to run: give at least one"),
-        (["--policy", "lru"], "no cache size to run: give --cache, such as --cache 8:128:8"),
+        (["--policy", "lru"], "such as --cache 40 or --cache 8:128:8"),
         (["--policy", "lru", "--cache", "8-16"], "'8-16' is no cache size"),
         (["--policy", "lru", "--cache", "8:4"], "'8:4' holds no cache size"),
         (["--policy", "lru", "--cache", "8:16:0"], "'8:16:0' holds no cache size"),
@@ -167,7 +167,11 @@ def test_first_failing_policy_is_the_one_that_is_named(traces, tmp_path):
         (["--policy", "lru", "--cache", "4", "--h2d-gbs", "fast"], "'fast' is no list of numbers"),
         (["--policy", "lru", "--cache", "4", "--h2d-gbs", "-1"], "bandwidth -1.0 GB/s is impos"),
         (["--policy", "lru", "--cache", "4", "--plot", "x.pdf"], "saved as .png or .svg"),
-        (["--policy", "lru", "--cache", "4", "--plot", "x.svg", "--out", "x.svg"], "two things"),
+        (
+            ["--policy", "lru", "--cache", "4", "--plot", "x.svg", "--out", "x.svg"],
+            "as .parquet or .csv, not",
+        ),
+        (["--policy", "lru", "--cache-bytes", "9MB", "--plot", "x.svg"], "axis is slots per layer"),
         (["--policy", "lru", "--cache", "4", "--jobs", "0"], "0 is not in the range x>=1"),
     ],
 )

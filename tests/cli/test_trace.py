@@ -88,14 +88,14 @@ def test_validate_lists_every_damaged_request(path, tmp_path):
 
 @pytest.mark.parametrize("command", ["info", "validate"])
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("nowhere", "no trace 'nowhere'"), ("file", "is a file"), ("empty", "no manifest.json")],
+    ("name", "code", "message"),
+    [("nowhere", 2, "no trace 'nowhere'"), ("file", 1, "is a file"), ("empty", 1, "no manifest")],
 )
-def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, command, name, message):
+def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, command, name, code, message):
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").mkdir()
     result = oled_sim("trace", command, name, cwd=tmp_path)
-    assert result.returncode == 1
+    assert result.returncode == code
     assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
     assert message in result.stderr

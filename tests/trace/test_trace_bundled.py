@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oled_sim.cli.options import DEFAULT_TRACE
-from oled_sim.errors import TraceError
+from oled_sim.errors import UsageError
 from oled_sim.geometry import GEOMETRIES
 from oled_sim.testing.traces import random_request, write_trace
 from oled_sim.trace import TokenState, Trace, bundled_traces, open_trace, reader
@@ -31,7 +31,7 @@ def test_names_are_those_of_the_folders(shipped):
 
 
 def test_an_unknown_name_suggests_the_nearest(shipped):
-    with pytest.raises(TraceError, match="no trace 'nano-gsmk8': did you mean 'nano-gsm8k'"):
+    with pytest.raises(UsageError, match="no trace 'nano-gsmk8': did you mean 'nano-gsm8k'"):
         open_trace("nano-gsmk8")
 
 

@@ -1,0 +1,48 @@
+"""Files that a command is to write, looked at before anything takes time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from oled_sim.engine.output import refuse_existing
+from oled_sim.errors import UsageError
+
+TABLE = (".parquet", ".csv")
+PARQUET = (".parquet",)
+FIGURE = (".png", ".svg")
+
+# A name without a suffix promises nothing; a table in it is Parquet.
+_MAY_BE_BARE = (TABLE, PARQUET)
+
+
+def check_files(
+    files: Mapping[str, Path | None], *, forms: Mapping[str, tuple[str, ...]], force: bool
+) -> None:
+    """Find out before the simulation whether its results can be written.
+
+    Args:
+        files: by option; None where it was not given.
+        forms: by option, the suffixes that it can write; any if it is not among them.
+        force: whether files may be overwritten.
+
+    Raises:
+        UsageError: a file exists or cannot be made there, two are one, or a suffix promises
+            another format.
+    """
+    given = {option: path for option, path in files.items() if path is not None}
+    for option, path in given.items():
+        if option in forms:
+            _check_suffix(option, path, forms[option])
+        refuse_existing(path, force=force)
+    if len({path.resolve() for path in given.values()}) < len(given):
+        raise UsageError(f"{' and '.join(given)} name the same file: give each its own")
+
+
+def _check_suffix(option: str, path: Path, forms: tuple[str, ...]) -> None:
+    if path.suffix in forms or (not path.suffix and forms in _MAY_BE_BARE):
+        return
+    raise UsageError(
+        f"what {option} writes is saved as {' or '.join(forms)}, not as {path.name}: give a name"
+        f" that ends in {forms[0]}"
+    )

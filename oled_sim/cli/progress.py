@@ -1,0 +1,54 @@
+"""How far a simulation is, on stderr: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from oled_sim.engine.events import proceed
+from oled_sim.engine.jit import is_compiled
+
+QUIET_S = 10.0
+"""Seconds without a line where there is no terminal: short runs say nothing."""
+
+STEP_PERCENT = 10
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that takes (parts done, all parts); say first if kernels are compiled."""
+    if not is_compiled(proceed):
+        click.echo("Compiling kernels once, about half a minute", err=True)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines().update
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("Simulating", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class Lines:
+    """Progress in plain lines: one per tenth of the work, and none in quick succession.
+
+    Args:
+        clock: seconds of a monotone clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said_at = clock()
+        self._said = 0
+
+    def update(self, done: int, total: int) -> None:
+        """Take note of the parts done, and print a line if it is time for one."""
+        percent = 100 * done // max(total, 1)
+        due = self._clock() - self._said_at >= QUIET_S
+        if due and self._said + STEP_PERCENT <= percent < 100:
+            self._said, self._said_at = percent, self._clock()
+            click.echo(f"Simulating: {percent} %", err=True)
