@@ -27,8 +27,8 @@ LEGEND = (
 LEGEND_BATCH = "batch TPOT: ms, decode time of all batches / output tokens of all requests."
 LEGEND_PREFETCH = (
     "ahead: prefetches among the copies of H2D, per decode pass. useful/late/wasted: prefetched"
-    " experts per decode pass that were used after they had arrived / were needed while still on"
-    " their way, and waited for / were dropped unused."
+    " experts per decode pass that a gate found resident and used / found still on their way, and"
+    " waited for / that were dropped unused."
 )
 
 
