@@ -57,7 +57,7 @@ def bounds(
     does and does not promise; above all, the most hits are not the least time.
     """
     from oled_sim.bounds.report import Bounds, OneRequest, installed_bounds
-    from oled_sim.cli.progress import progress
+    from oled_sim.cli.progress import kernels_of, progress
     from oled_sim.cli.simulating import (
         ALWAYS_READ,
         asked_for,
@@ -91,7 +91,7 @@ def bounds(
         "splits": asdict(split_requests(source.requests, settings))
     }
     expert_bytes = expert_bytes_of(opened, costs)
-    with progress() as note:
+    with progress(kernels_of(used)) as note:
         runs = Bounds(source, costs, settings, expert_bytes, known)
         found = runs.compare(parsed if policies else {}, budgets, note)
     if as_json:

@@ -74,6 +74,7 @@ def curve(
     stack policies, whose larger caches hold what smaller ones hold, such as lru and lfu; run
     others with oled-sim sweep.
     """
+    from oled_sim.bounds.curves import update_list
     from oled_sim.cli.files import FIGURE, TABLE, check_files
     from oled_sim.cli.grids import encode
     from oled_sim.cli.progress import progress
@@ -91,7 +92,7 @@ def curve(
     opened = open_traces(traces or (DEFAULT_TRACE,))
     note_moot(settings, [settings.batch])
     note_few(opened, settings.requests)
-    with progress() as report:
+    with progress([update_list]) as report:
         parts = len(opened) * len(parsed)
         reports = (part_of(report, i, parts) for i in range(parts))
         runs = [_run(name, trace, parsed, settings, reports) for name, trace in opened.items()]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from oled_sim.cli.progress import progress
+from oled_sim.cli.progress import kernels_of, progress
 from oled_sim.cli.simulating import (
     budgets_for,
     costs_for,
@@ -88,7 +88,7 @@ def run_grids(
     note_few(opened, rules.requests)
     prepared = [(name, trace, costs_for(trace, *model)) for name, trace in opened.items()]
     runs, every = [], len(prepared)
-    with progress() as report:
+    with progress(kernels_of(grid.policies.values())) as report:
         for i, (name, trace, costs) in enumerate(prepared):
             header = describe(trace, costs, rules)
             header["rules"]["batch"] = list(grid.batches)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 
+from oled_sim.engine.compiled import offers
 from oled_sim.engine.events import proceed
 from oled_sim.engine.jit import is_compiled
+from oled_sim.engine.timeline import open_gate
+from oled_sim.policy import Policy
 
 QUIET_S = 10.0
 """Seconds without a line where there is no terminal: short runs say nothing."""
@@ -20,9 +24,13 @@ STEP_PERCENT = 10
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback that takes (parts done, all parts); say first if kernels are compiled."""
-    if not is_compiled(proceed):
+def progress(kernels: Iterable[Any]) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that takes (parts done, all parts); say first if kernels are compiled.
+
+    Args:
+        kernels: the large ones that will be called, see :func:`kernels_of`.
+    """
+    if not all(map(is_compiled, kernels)):
         click.echo("Compiling kernels once, about half a minute", err=True)
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -31,6 +39,14 @@ def progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("Simulating", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def kernels_of(policies: Iterable[Policy]) -> set[Any]:
+    """Return what has to be compiled to simulate policies.
+
+    Those that decide in a kernel do without the engine's own loop, but not without ``open_gate``.
+    """
+    return {open_gate if offers(policy) else proceed for policy in policies}
 
 
 class Lines:

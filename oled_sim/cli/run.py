@@ -177,14 +177,15 @@ def _simulate(
     files: Files,
     header: dict[str, Any],
 ) -> list[Result]:
-    from oled_sim.cli.progress import progress
+    from oled_sim.cli.progress import kernels_of, progress
     from oled_sim.cli.simulating import expert_bytes_of, source_for
     from oled_sim.engine.runner import simulate_all
 
     expert_bytes = expert_bytes_of(trace, costs)
     events = _event_file(files, trace, contenders, header)
     timeline = _timeline_file(files, expert_bytes, header)
-    with ExitStack() as stack, progress() as on_progress:
+    kernels = kernels_of(c.policy for c in contenders)
+    with ExitStack() as stack, progress(kernels) as on_progress:
         observers = [stack.enter_context(f).add for f in (events, timeline) if f is not None]
         return simulate_all(
             source_for(trace, [c.policy for c in contenders]),
