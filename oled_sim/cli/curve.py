@@ -198,10 +198,5 @@ def _print(run: CurveRun, shown: list[int] | None) -> None:
         rows.append([str(cache), *(percent(rate, 2) for pair in rates for rate in pair)])
     names = [name for found in run.curves for name in (found.spec, f"{found.spec} all")]
     print_table(console, ["cache", *names], rows)
-    print_notes(
-        console,
-        [
-            "cache: slots per MoE layer. Under a policy's name |R ∩ A| / |A| of decode passes; all:"
-            " with prefill passes."
-        ],
-    )
+    legend = "|R ∩ A| / |A| of decode passes; all: with prefill passes. cache: slots per MoE layer."
+    print_notes(console, [legend])
