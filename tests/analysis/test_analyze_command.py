@@ -128,7 +128,7 @@ def test_one_sentence_for_every_mistake(folder, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for arguments, code, words in (
-        ([folder / "nowhere"], 1, "no trace"),
+        ([folder / "nowhere"], 2, "no trace"),
         ([folder / "alpha", "--plots"], 2, "--out DIR"),
         ([folder / "alpha", folder / "alpha"], 2, "given twice"),
         ([folder / "alpha", "--out", file], 2, "is a file"),
