@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import click
 import pyarrow as pa
 
-from oled_sim.cli.grids import check_files, encode
+from oled_sim.cli.files import TABLE, check_files
+from oled_sim.cli.grids import encode
 from oled_sim.cli.options import options
 from oled_sim.comparison import Row
 from oled_sim.engine.output import NewFile
@@ -149,7 +150,7 @@ def run_script(
 ) -> None:
     """Measure, write and print; a user's mistake ends it with one sentence and its exit code."""
     try:
-        check_files(out, figure=None, force=force)
+        check_files({"--out": out}, forms={"--out": (*TABLE, ".md")}, force=force)
         found = measure(**asked)
         if out is not None:
             _write(out, found, markdown)
