@@ -127,7 +127,12 @@ def test_an_interrupted_run_continues(tmp_path, checkpoint):
         "--prompts", str(prompts), "--out", str(out), *QUICK,
     ]  # fmt: skip
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Whoever runs the tests in the background has it ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while len(list(out.glob("routing/*.parquet"))) < 3 and process.poll() is None:
         time.sleep(0.05)

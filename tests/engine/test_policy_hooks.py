@@ -26,6 +26,8 @@ TWO = RoutingGeometry((3, 7), 8, 1)
 class AtStart(Policy):
     """Asks for expert 5 of layer 1 at the start of every pass."""
 
+    wants = frozenset({"embedding"})
+
     def place(self, setting):
         self.infos = []
 
@@ -158,7 +160,9 @@ def test_notes_must_be_sentences():
         def notes(self):
             return "a single string"
 
-    with pytest.raises(PolicyError, match=r"notes\(\) returned 'a single string' instead of sent"):
+    with pytest.raises(
+        PolicyError, match=r"notes\(\) returned 'a single string' instead of a list"
+    ):
         result_of(Mute())
 
 
