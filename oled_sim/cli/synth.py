@@ -191,18 +191,24 @@ def _lines(recipe: Recipe, requests: int | None) -> list[Line]:
     return fit_report(replace(recipe, output_tokens=tokens, signals=("full_gate",)), number)
 
 
+WIDTH = 110
+"""Columns that a report takes at least: names of statistics are never cut."""
+
+
 def _print_report(name: str, lines: Sequence[Line]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"Confidence-stability relation: {name}", title_justify="left")
     for column in ("statistic", "", "source"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "statistic", overflow="fold")
     for column in ("target", "achieved", "tolerance"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for line in lines:
         numbers = (f"{v:.3f}" for v in (line.target, line.achieved, line.tolerance))
         mark = "" if line.within or line.kind in ("set otherwise", "not fitted") else "off"
         table.add_row(line.statistic, line.kind, line.source, *numbers, mark)
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    console.print(table)

@@ -168,7 +168,9 @@ def decode_table(data: Any, name: str, expected: pa.Schema, columns: Collection[
     if (file.metadata.metadata or {}).get(b"oled_sim.table") != name.encode():
         raise TraceError(f"it is Parquet but not an oled-sim {name!r} table")
     _check_columns(file.schema_arrow, expected)
-    table = file.read(columns=[c for c in expected.names if c in columns])
+    # Threads gain nothing on tables of one request, and Arrow's pool can abort a process that ends
+    # soon after it was started ("terminate called without an active exception").
+    table = file.read(columns=[c for c in expected.names if c in columns], use_threads=False)
     for column in table.column_names:
         if table[column].null_count:
             raise TraceError(f"column {column!r} holds nulls")
