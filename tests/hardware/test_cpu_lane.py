@@ -1,0 +1,189 @@
+"""The CPU lane: what it computes, whatever the way and the number of workers."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the lane computes with torch")
+
+from oled_sim.errors import UsageError  # noqa: E402
+from oled_sim.geometry import CostGeometry  # noqa: E402
+from oled_sim.hardware.cpu_experts import CpuExperts  # noqa: E402
+from oled_sim.hardware.cpu_lane import CpuLane  # noqa: E402
+
+SMALL = CostGeometry("small", 64, 128, 32, 4, 1, 16, 4, 1, 4, 2, 16, 512)
+WIDE = CostGeometry("wide", 512, 128, 256, 4, 1, 16, 4, 1, 4, 2, 16, 512)
+
+
+@dataclass
+class Here:
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass
+class Weights:
+    packed: list
+
+
+@dataclass
+class Event:
+    tokens: int
+    top_k: int
+    expert: np.ndarray
+    first: np.ndarray
+    row: np.ndarray
+    weight: np.ndarray
+
+
+def weights_of(cost, layers=2, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    size = 3 * cost.hidden_size * cost.moe_intermediate_size
+    return Weights([torch.randn(cost.experts, size, generator=draw) / 8 for _ in range(layers)])
+
+
+def event_of(cost, tokens, seed=0):
+    """Random routes; the experts in the order of their first rows."""
+    draw = np.random.default_rng(seed)
+    routes = np.array([draw.permutation(cost.experts)[: cost.top_k] for _ in range(tokens)])
+    gates = draw.random(routes.size).astype(np.float32)
+    flat = routes.ravel()
+    expert = np.array(list(dict.fromkeys(flat.tolist())), np.int32)
+    per = [np.flatnonzero(flat == e) for e in expert]
+    first = np.cumsum([0, *map(len, per)]).astype(np.int32)
+    row = np.concatenate(per).astype(np.int32)
+    return Event(tokens, cost.top_k, expert, first, row, gates[row])
+
+
+def one_by_one(cost, weights, layer, x, event, which):
+    """Sums [T, h] in fp64, one row at a time."""
+    f, h = cost.moe_intermediate_size, cost.hidden_size
+    sums = torch.zeros(event.tokens, h, dtype=torch.float64)
+    for i in which:
+        packed = weights.packed[layer][event.expert[i]].double()
+        up, down = packed[: 2 * f * h].view(2 * f, h), packed[2 * f * h :].view(h, f)
+        for r in range(event.first[i], event.first[i + 1]):
+            token = event.row[r] // cost.top_k
+            gate, value = (up @ x[token].double()).chunk(2)
+            hidden = torch.nn.functional.silu(gate) * value
+            sums[token] += float(event.weight[r]) * (down @ hidden)
+    return sums
+
+
+def lane_of(cost, weights, workers=2, strategy=None, most=64):
+    return CpuLane(weights, Here(), cost, workers, most, strategy)
+
+
+@pytest.mark.parametrize("way", ["experts", "threads"])
+def test_sums_equal_one_row_at_a_time(way):
+    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
+    x = torch.randn(9, SMALL.hidden_size)
+    which = np.array([0, 2, 3, 7, 8])
+    with lane_of(SMALL, weights, strategy=lambda *_: way) as lane:
+        lane.submit(1, x, event, which)
+        found = lane.result()
+    expected = one_by_one(SMALL, weights, 1, x, event, which)
+    assert found.shape == (9, SMALL.hidden_size)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_sums_are_the_same_bits_whatever_the_way_and_the_workers():
+    weights, event = weights_of(WIDE), event_of(WIDE, tokens=40)
+    x = torch.randn(40, WIDE.hidden_size)
+    which = np.arange(len(event.expert))[::-1].copy()
+    found = []
+    for workers in (1, 2):
+        for way in ("experts", "threads"):
+            with lane_of(WIDE, weights, workers, lambda *_, way=way: way) as lane:
+                lane.submit(0, x, event, which)
+                found.append(lane.result().clone())
+    # Another order of the experts: the rows of a token are added in the order of its top-k.
+    with lane_of(WIDE, weights) as lane:
+        lane.submit(0, x, event, which[::-1].copy())
+        found.append(lane.result().clone())
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert found[0].abs().sum() > 0
+
+
+def test_a_token_that_no_expert_serves_gets_zeros_and_jobs_leave_nothing_behind():
+    weights = weights_of(SMALL)
+    full, part = event_of(SMALL, tokens=30, seed=1), event_of(SMALL, tokens=8, seed=2)
+    x = torch.randn(30, SMALL.hidden_size)
+    with lane_of(SMALL, weights) as lane:
+        lane.submit(0, x, full, np.arange(len(full.expert)))
+        lane.result()
+        lane.submit(0, x[:8], part, np.array([4]))
+        found = lane.result()
+    served = set((part.row[part.first[4] : part.first[5]] // SMALL.top_k).tolist())
+    assert 0 < len(served) < 8
+    for token in range(8):
+        assert bool(found[token].any()) == (token in served)
+
+
+def test_the_way_is_chosen_by_experts_and_routed_rows():
+    asked = []
+    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
+
+    def choose(experts, rows):
+        asked.append((experts, rows))
+        return "threads"
+
+    with lane_of(SMALL, weights, strategy=choose) as lane:
+        lane.submit(0, torch.randn(9, SMALL.hidden_size), event, np.arange(len(event.expert)))
+        lane.result()
+    assert asked == [(len(event.expert), 9 * SMALL.top_k)]
+
+
+def test_a_job_runs_in_the_background_and_says_when():
+    weights, event = weights_of(WIDE), event_of(WIDE, tokens=40)
+    with lane_of(WIDE, weights) as lane:
+        assert lane.poll()  # nothing is under way
+        lane.submit(0, torch.randn(40, WIDE.hidden_size), event, np.arange(len(event.expert)))
+        while not lane.poll():
+            pass
+        lane.result()
+        times = lane.times
+    assert 0 < times.compute_us <= times.end_us - times.begin_us
+
+
+def test_one_job_at_a_time_of_at_least_one_expert():
+    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
+    x, hold = torch.randn(9, SMALL.hidden_size), threading.Event()
+
+    def choose_later(*_):
+        hold.wait()
+        return "experts"
+
+    with lane_of(SMALL, weights, strategy=choose_later) as lane:
+        with pytest.raises(ValueError, match="at least one expert"):
+            lane.submit(0, x, event, np.arange(0))
+        lane.submit(0, x, event, np.arange(3))
+        assert not lane.poll()
+        with pytest.raises(RuntimeError, match="one job at a time"):
+            lane.submit(0, x, event, np.arange(1))
+        hold.set()
+        assert lane.result().any()
+    with pytest.raises(RuntimeError, match="none once closed"):
+        lane.submit(0, x, event, np.arange(1))
+
+
+def test_what_goes_wrong_in_the_background_is_raised_where_the_result_is_asked_for():
+    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
+    with lane_of(SMALL, weights) as lane:
+        lane.submit(7, torch.randn(9, SMALL.hidden_size), event, np.arange(2))  # no such layer
+        with pytest.raises(IndexError):
+            lane.result()
+        lane.submit(0, torch.randn(9, SMALL.hidden_size), event, np.arange(2))
+        assert lane.result().any()
+
+
+def test_more_workers_than_torch_has_threads_are_refused():
+    weights = weights_of(SMALL)
+    CpuExperts(weights, SMALL, 1, 8).join()  # the pool runs from here on
+    most = torch.get_num_interop_threads()
+    with pytest.raises(UsageError, match="ask for fewer"):
+        CpuExperts(weights, SMALL, most + 1, 8)
