@@ -42,3 +42,7 @@ class PolicyError(OledSimError):
 
 class CapacityError(OledSimError):
     """The machine has not enough memory (GPU or host) for what was asked."""
+
+
+class MeasurementError(OledSimError):
+    """A measured point is missing, damaged, or of another trace, profile or machine."""

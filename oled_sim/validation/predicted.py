@@ -1,0 +1,128 @@
+"""The simulator's version of a measured point: same policy, warm-up, passes and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.cut import CutSource
+from oled_sim.engine.rules import Rules
+from oled_sim.engine.runner import Contender, simulate_all
+from oled_sim.engine.simulation import GroupRecord
+from oled_sim.engine.source import Source
+from oled_sim.engine.state import PASS_COUNTS
+from oled_sim.errors import MeasurementError, OledSimError
+from oled_sim.policy import Policy
+from oled_sim.policy_spec import parse_policies
+from oled_sim.validation.measured import About, Cut
+from oled_sim.validation.rows import event_rows, pass_rows
+
+
+class Basis(NamedTuple):
+    """What a prediction rests on. ``expert_bytes``: int64 [L]."""
+
+    source: Source
+    costs: LaneCosts
+    expert_bytes: NDArray[np.int64]
+
+
+class Prediction(NamedTuple):
+    """What the simulator says of a point's measured requests, as tables like the measured ones.
+
+    ``tokens``: output tokens by request. ``prefetched``: whether anything was ever prefetched,
+    warm-up included.
+    """
+
+    passes: pa.Table
+    events: pa.Table
+    tokens: dict[int, int]
+    prefetched: bool
+
+
+def policy_of(about: About) -> Policy:
+    """Return the policy that a point ran.
+
+    Raises:
+        MeasurementError: it cannot be made as it was.
+    """
+    used = about.policy
+    try:
+        (policy,) = parse_policies([used.spec]).values()
+    except (OledSimError, ValueError) as error:
+        raise MeasurementError(f"policy {used.spec!r} cannot be made again: {error}") from error
+    mine, theirs = _plain(dict(policy.describe())), _plain(used.parameters)
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            raise MeasurementError(
+                f"policy {used.spec!r} ran with {name}={theirs.get(name)} and would now run with"
+                f" {name}={mine.get(name)}: validate with the version that measured"
+            )
+    return policy
+
+
+def cuts_of(about: About) -> dict[int, int | None]:
+    """Return all requests of a point in the order in which they run, and where each is cut."""
+    whole = tuple(Cut(request=request) for request in about.history)
+    return {c.request: c.decode_passes for c in (*whole, *about.warmup, *about.measured)}
+
+
+def rules_of(about: About) -> Rules:
+    """Return the rules that run a point's requests, for a source that holds nothing else."""
+    return Rules(
+        scope=about.rules.scope,
+        staging=about.rules.staging,
+        cold=about.rules.cold,
+        confidence=about.rules.confidence,
+        history=len(about.history),
+        warmup=len(about.warmup),
+    )
+
+
+def predict(about: About, basis: Basis, policy: Policy) -> Prediction:
+    """Simulate what a point measured.
+
+    Raises:
+        MeasurementError: the trace lacks one of its requests.
+        As :func:`oled_sim.engine.runner.simulate`.
+    """
+    cuts = cuts_of(about)
+    for request in cuts.keys() - set(basis.source.requests):
+        raise MeasurementError(f"the trace {about.trace.name} holds no request {request}")
+    source = CutSource(basis.source, cuts)
+    seen: list[GroupRecord] = []
+    simulate_all(
+        source,
+        [Contender(about.policy.label, policy, Budget(cache=about.cache))],
+        basis.costs,
+        rules_of(about),
+        expert_bytes=basis.expert_bytes,
+        observe=_keep_in(seen),
+    )
+    counted = [record for record in seen if record.group.split == "counted"]
+    layers = source.geometry.layers
+    return Prediction(
+        passes=pa.concat_tables([pass_rows(record) for record in counted]),
+        events=pa.concat_tables([event_rows(record, layers) for record in counted]),
+        tokens={request: source.output_tokens(request) for request in about.requests},
+        prefetched=any(_prefetches(record) for record in seen),
+    )
+
+
+def _keep_in(seen: list[GroupRecord]) -> Callable[[Contender, GroupRecord], None]:
+    return lambda _, record: seen.append(record)
+
+
+def _prefetches(record: GroupRecord) -> bool:
+    return bool(record.course.pass_counts[:, PASS_COUNTS.index("prefetched")].any())
+
+
+def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters as JSON would give them back."""
+    return msgspec.json.decode(msgspec.json.encode(parameters))
