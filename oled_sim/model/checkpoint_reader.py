@@ -62,6 +62,25 @@ def load_checkpoint(
     return model.eval().requires_grad_(False)
 
 
+def load_tensors(path: str | os.PathLike[str], wanted: Mapping[str, Tensor]) -> None:
+    """Copy some tensors of a checkpoint into given memory, converting them to its dtype.
+
+    Args:
+        path: as for :func:`load_checkpoint`.
+        wanted: canonical name to destination; stacked experts by the name of the stack
+            (``...mlp.experts.up_proj``), however the checkpoint stores them.
+
+    Raises:
+        CheckpointError: as :func:`load_checkpoint`, tensors besides the wanted ones aside.
+    """
+    stored = _read_headers(_shards(Path(path)))
+    targets: dict[str, Tensor] = {}
+    for name, tensor in wanted.items():
+        targets.update([(name, tensor)] if name in stored else pieces(name, tensor))
+    _check(Path(path), {name: stored[name] for name in targets if name in stored}, targets)
+    _copy(stored, targets)
+
+
 def _folder(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     return path.parent if path.suffix == ".safetensors" else path

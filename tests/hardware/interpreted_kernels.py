@@ -1,0 +1,68 @@
+"""Triton's kernels against single rows, run with TRITON_INTERPRET=1 by the test beside this."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from conftest import SMALL
+from grouping import make, random_event, run_some
+
+from oled_sim.hardware.place import Place
+
+CPU = Place(torch.device("cpu"), torch.float32)
+NARROW = dataclasses.replace(SMALL, hidden_size=40, moe_intermediate_size=24)
+"""Widths that no tile divides."""
+
+
+def check(cost, tokens, captured):
+    grouped = make(CPU, cost, 40, triton=True)
+    if captured:
+        ring_as_if_captured(grouped)
+    for seed in range(3):
+        out, expected = run_some(grouped, CPU, cost, tokens, seed)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def ring_as_if_captured(grouped):
+    """Let calls go through the ring of staged tables, launched eagerly: the CPU has no graphs."""
+    launcher = grouped._launcher
+
+    class Eager:
+        def __contains__(self, key):
+            self.call = key
+            return True
+
+        def replay(self, key):
+            launcher._from_ring(*current, key[2])
+
+    current = []
+    run = launcher.run
+
+    def remember(x, rows, which, slots, out):
+        current[:] = [x, out]
+        run(x, rows, which, slots, out)
+
+    launcher.run = remember
+    launcher.graphs = Eager()
+    launcher.rooms = np.array([4, 8, 16, 24], np.int32)
+
+
+def check_rows_are_independent():
+    grouped = make(CPU, SMALL, 20, triton=True)
+    rows, slots = random_event(SMALL, 20)
+    x = torch.randn(20, SMALL.hidden_size)
+    together = torch.zeros(20 * SMALL.top_k, SMALL.hidden_size)
+    apart = torch.zeros_like(together)
+    grouped.load(rows)
+    every = np.arange(len(rows.expert))
+    grouped.run(x, every, slots, together)
+    for i in every[::-1]:
+        grouped.run(x, [i], [slots[i]], apart)
+    assert torch.equal(together, apart)
+
+
+for cost in (SMALL, NARROW):
+    for tokens in (1, 5, 40):
+        check(cost, tokens, captured=False)
+check(SMALL, 5, captured=True)
+check_rows_are_independent()
