@@ -54,19 +54,16 @@ def up_projection(
         gate = tl.zeros((rows, tile_n), tl.float32)
         up = tl.zeros((rows, tile_n), tl.float32)
         for start in range(0, h, tile_k):
-            in_k = k < h - start
-            if f % tile_n == 0:
-                if h % tile_k == 0:
-                    g = tl.load(gate_at)
-                    u = tl.load(up_at)
-                else:
-                    g = tl.load(gate_at, mask=in_k[:, None], other=0.0)
-                    u = tl.load(up_at, mask=in_k[:, None], other=0.0)
+            if f % tile_n == 0 and h % tile_k == 0:
+                a = tl.load(x_at, mask=real[:, None], other=0.0)
+                g = tl.load(gate_at)
+                u = tl.load(up_at)
             else:
+                in_k = k < h - start
                 inside = in_k[:, None] & (n < f)[None, :]
+                a = tl.load(x_at, mask=real[:, None] & in_k[None, :], other=0.0)
                 g = tl.load(gate_at, mask=inside, other=0.0)
                 u = tl.load(up_at, mask=inside, other=0.0)
-            a = tl.load(x_at, mask=real[:, None] & in_k[None, :], other=0.0)
             gate = tl.dot(a, g, gate, input_precision="ieee")
             up = tl.dot(a, u, up, input_precision="ieee")
             x_at += tile_k
@@ -102,15 +99,11 @@ def down_projection(
         down_at += n[None, :] * f + k[:, None]
         total = tl.zeros((rows, tile_n), tl.float32)
         for start in range(0, f, tile_k):
-            in_k = k < f - start
-            if h % tile_n == 0:
-                if f % tile_k == 0:
-                    a = tl.load(a_at)
-                    d = tl.load(down_at)
-                else:
-                    a = tl.load(a_at, mask=in_k[None, :], other=0.0)
-                    d = tl.load(down_at, mask=in_k[:, None], other=0.0)
+            if h % tile_n == 0 and f % tile_k == 0:
+                a = tl.load(a_at)
+                d = tl.load(down_at)
             else:
+                in_k = k < f - start
                 a = tl.load(a_at, mask=in_k[None, :], other=0.0)
                 d = tl.load(down_at, mask=in_k[:, None] & (n < h)[None, :], other=0.0)
             total = tl.dot(a, d, total, input_precision="ieee")

@@ -130,7 +130,9 @@ class StaticAttention:
         if self.tokens == self.block:
             mask = self._padding[: self.bucket].expand(1, 1, folded.shape[2], self.bucket)
         mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
-        return mixed.view(self.heads, -1, self.head_dim).transpose(0, 1).reshape(len(q[0]), -1)
+        # [kv heads, share, T, d]; which dimension lies where in memory is the kernel's choice.
+        mixed = mixed[0].unflatten(1, (-1, self.tokens))
+        return mixed.permute(2, 0, 1, 3).reshape(self.tokens, -1)
 
     def _block_causal(self) -> Tensor:
         """Return bool [1, 1, share·T, end], repeated for the query heads of a group."""
