@@ -48,7 +48,6 @@ def print_analysis(tables: dict[str, pd.DataFrame]) -> None:
 def _printed(tables: dict[str, pd.DataFrame]) -> Iterator[tuple[str, Table]]:
     """Yield title and table; a title is a line of its own, as a narrow table would fold it."""
     yield "Traces", _traces_table(tables["traces"])
-    yield "Beside the paper", _paper_table(tables["paper"])
     yield (
         "Activated experts of the first b tokens of a block, and against one token",
         _block_table(tables["block_footprint"]),
@@ -138,16 +137,6 @@ def _decoding(row: pd.Series) -> str:
     if pd.isna(row["rule"]):
         return "-"
     return f"rule {row['rule']}, block {row['block_length']}"
-
-
-def _paper_table(paper: pd.DataFrame) -> Table:
-    names = _names(paper)
-    table = _new_table(["figure", "quantity"], ["paper", *names])
-    for _, rows in paper.groupby("key", sort=False):
-        first = rows.iloc[0]
-        values = [style_value(v, first["style"]) for v in rows["value"]]
-        table.add_row(first["source"].split(",")[0], first["quantity"], first["paper"], *values)
-    return table
 
 
 def _block_table(blocks: pd.DataFrame) -> Table:

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
     from oled_sim.trace.reader import Trace
 
+PAPER = ("traces", "paper")
+"""What the comparison with the paper is made from."""
+
 EPILOG = """\b
 Examples:
   oled-sim analyze my-trace
+  oled-sim analyze mini-gsm8k mini-humaneval mini-science --paper
   oled-sim analyze real-trace synthetic-trace --out analysis --plots
   oled-sim analyze my-trace --json | jq .tables.paper
 """
@@ -26,6 +30,8 @@ Examples:
 @click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write every table.")
 @click.option("--plots", is_flag=True, help="Draw the figures too, as PNG beside the tables.")
+@click.option("--paper", is_flag=True, help="Print only the comparison with the paper.")
+@click.option("--markdown", is_flag=True, help="Print only that comparison, as Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("--force", is_flag=True, help="Replace what an earlier analyze wrote to DIR.")
 @click.option("--requests", type=click.IntRange(1), help="Read this many requests of each trace.")
@@ -34,6 +40,8 @@ def analyze(
     sources: Sequence[str],
     out: Path | None,
     plots: bool,
+    paper: bool,
+    markdown: bool,
     as_json: bool,
     force: bool,
     requests: int | None,
@@ -42,7 +50,8 @@ def analyze(
     """Report the locality of one or more traces, and plot it.
 
     TRACE is a trace directory, or the name of a trace that ships with oled-sim. Several are set
-    side by side, marked real, synthetic or imported. docs/analyze.md defines every figure.
+    side by side, marked real, synthetic or imported: first beside figures 4, 7 and 10 of the
+    OLED-MoE paper. docs/analyze.md defines every figure.
     """
     from oled_sim.analysis.output import refuse_existing, write_figures, write_tables
     from oled_sim.cli.simulating import note_few
@@ -51,6 +60,8 @@ def analyze(
 
     if plots and out is None:
         raise UsageError("--plots needs a place to write to: add --out DIR")
+    if markdown and as_json:
+        raise UsageError("--markdown and --json are two forms of one output: give one of them")
     traces = open_traces(sources)
     note_few(traces, requests)
     if out is not None:
@@ -60,8 +71,9 @@ def analyze(
     if out is not None:
         written += write_tables(out, tables, force=force)
         written += write_figures(out, tables) if plots else []
-    _print(tables, as_json)
-    if out is not None and not as_json:
+    shown = {name: tables[name] for name in PAPER} if paper or markdown else tables
+    _print(shown, as_json=as_json, markdown=markdown)
+    if out is not None and not (as_json or markdown):
         click.echo(f"Written to {out}: {', '.join(file.name for file in written)}")
 
 
@@ -81,11 +93,18 @@ def _tables(traces: dict[str, Trace], requests: int | None, cold: bool) -> dict[
         )
 
 
-def _print(tables: dict[str, pd.DataFrame], as_json: bool) -> None:
+def _print(tables: dict[str, pd.DataFrame], *, as_json: bool, markdown: bool) -> None:
     from oled_sim.analysis.output import encode_json
     from oled_sim.analysis.text import print_analysis
+    from oled_sim.cli.paper_table import markdown_beside_paper, print_beside_paper
+    from oled_sim.cli.tables import table_console
 
     if as_json:
         click.echo(encode_json(tables))
+    elif markdown:
+        click.echo(markdown_beside_paper(tables))
     else:
-        print_analysis(tables)
+        print_beside_paper(table_console(), tables)
+        if len(tables) > len(PAPER):
+            click.echo()
+            print_analysis(tables)

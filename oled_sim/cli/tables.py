@@ -54,19 +54,22 @@ def print_table(
     Args:
         console: where to.
         names: of the columns, the most important ones first.
-        rows: a cell per column, or None for an empty line.
+        rows: a cell per column, or None for an empty line. Names and cells may have several lines.
         keys: how many of the first columns say what a row is about; every table has them.
         left: names of columns with text, aligned left; others are figures.
     """
-    widths = [max(map(cell_len, column)) for column in zip(names, *filter(None, rows), strict=True)]
+    widths = [
+        max(cell_len(line) for cell in column for line in cell.split("\n"))
+        for column in zip(names, *filter(None, rows), strict=True)
+    ]
     for i, columns in enumerate(_parts(widths, keys, console.width)):
         if i > 0:
             console.print()
         lefts = [names[n] in left for n in columns]
         for k, row in enumerate([names, *rows]):
-            cells = [] if row is None else [row[n] for n in columns]
-            line = _line(cells, [widths[n] for n in columns], lefts)
-            console.print(Text(line, style="" if k else "bold"), soft_wrap=True)
+            for cells in _physical([] if row is None else [row[n] for n in columns], bottom=k == 0):
+                line = _line(cells, [widths[n] for n in columns], lefts)
+                console.print(Text(line, style="" if k else "bold"), soft_wrap=True)
 
 
 def _parts(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
@@ -80,6 +83,15 @@ def _parts(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
         parts[-1] = [*parts[-1], n]
         used += GAP + widths[n]
     return parts
+
+
+def _physical(cells: Sequence[str], *, bottom: bool) -> list[list[str]]:
+    """Return the lines of a row; a cell with fewer stands at the ``bottom``, or at the top."""
+    lines = [cell.split("\n") for cell in cells]
+    height = max(map(len, lines), default=1)
+    blank = [[""] * (height - len(cell)) for cell in lines]
+    whole = [b + c if bottom else c + b for b, c in zip(blank, lines, strict=True)]
+    return [[cell[k] for cell in whole] for k in range(height)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], lefts: Sequence[bool]) -> str:

@@ -78,8 +78,8 @@ def _draw_blocks(axes: Axes, blocks: pd.DataFrame) -> None:
     lengths = np.sort(blocks["block_length"].unique())
     axes.plot(lengths, lengths, **_REFERENCE, label="expert FLOPs (every trace)")
     axes.plot(
-        16, _CLAIMS["footprint_ratio"].low, linestyle="none", marker="*", color="k", markersize=8,
-        label="paper, ≈8×",
+        16, _CLAIMS["footprint_ratio"].mini.low, linestyle="none", marker="*", color="k",
+        markersize=8, label="paper, ≈8×",
     )  # fmt: skip
 
 
@@ -125,11 +125,11 @@ def _draw_gaps(axes: Axes, locality: pd.DataFrame, span: str, value: str, weight
 
 def _mark_paper(axes: Axes, key: str) -> None:
     """Mark what the paper prints for adjacent passes, where the axis reads gap 1."""
-    claim = _CLAIMS[key]
-    high = claim.high if claim.high < 1 else claim.low
+    printed = _CLAIMS[key].mini  # of both models
+    high = printed.high if printed.high < 1 else printed.low
     axes.fill_between(
-        [0.7, 1.3], claim.low, high, facecolor="0.8", edgecolor="0.45", linewidth=1, zorder=0,
-        label=f"paper, {claim.paper}",
+        [0.7, 1.3], printed.low, high, facecolor="0.8", edgecolor="0.45", linewidth=1, zorder=0,
+        label=f"paper, {printed.text}",
     )  # fmt: skip
 
 
@@ -149,7 +149,9 @@ def activation_figure(activation: pd.DataFrame) -> Figure:
                 rows["layer"], low, high, color=line.get_color(), alpha=0.15, linewidth=0
             )
         claim = _CLAIMS["activation_ratio"]
-        for level, model in ((claim.low, "mini"), (claim.high, "flash")):
+        for printed, model in ((claim.mini, "mini"), (claim.flash, "flash")):
+            assert printed is not None
+            level = printed.low
             axes.axhline(level, **_REFERENCE)
             axes.annotate(
                 f"paper, {model}", (1, level), (2, 0), xycoords=("axes fraction", "data"),

@@ -42,6 +42,13 @@ def test_beside_the_paper_by_hand():
     assert value["overlap_across"] == 0.75
     assert np.isnan(value["cosine"])
     assert value["correlation_accepted"] == pytest.approx(0.5)
+    # Layer 4 activates 2 of 6, layer 1 three; no block has five passes.
+    assert value["activation_least"] == pytest.approx(2 / 6)
+    assert value["activation_most"] == pytest.approx(3 / 6)
+    assert np.isnan(value["overlap_within_4"])
+    # Of confidence 1 there is one token, which keeps {2, 3}; of 0.25 one, which keeps {1, 2}.
+    assert value["kept_sure"] == 1
+    assert value["kept_unsure"] == 1
 
 
 def test_tables_that_need_confidence_are_left_out_without_it():

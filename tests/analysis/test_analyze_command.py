@@ -49,11 +49,11 @@ def test_tables_for_people(written):
         "beta (synthetic)",
         "3 × 12",
         "Beside the paper",
-        "≈8× (mini, block 16)",
+        "≈8×",
         "85–90 %",
         "> 65 %",
-        "up to 98 %",
-        "≈60 (mini), ≈90 (flash)",
+        "≤ 98 %",
+        "≈60      ≈90",
         "b=4",
         "gap 8",
         "LRU hits by C / E",
@@ -104,6 +104,23 @@ def test_json_for_programs(folder):
     assert None in json.loads(result.stdout)["tables"]["reuse_distance"]["distance"]
 
 
+def test_the_comparison_with_the_paper_alone(folder):
+    table = oled_sim("analyze", folder / "alpha", folder / "beta", "--paper")
+    assert (table.returncode, table.stderr) == (0, "")
+    assert table.stdout.startswith("Beside the paper\n")
+    assert "LRU hits" not in table.stdout
+    assert "gap 8" not in table.stdout
+    page = oled_sim("analyze", folder / "alpha", folder / "beta", "--markdown")
+    assert (page.returncode, page.stderr) == (0, "")
+    rows = [line.split(" | ") for line in page.stdout.splitlines()]
+    assert {len(row) for row in rows} == {6}
+    assert rows[0][4:] == ["alpha (synthetic)", "beta (synthetic) |"]
+    found = json.loads(oled_sim("analyze", folder / "alpha", "--paper", "--json").stdout)["tables"]
+    assert list(found) == ["traces", "paper"]
+    assert len(rows) == 2 + len(found["paper"]["key"])
+    assert found["paper"]["paper_flash"][:2] == [None, None]
+
+
 def test_nothing_is_overwritten_unasked(folder, tmp_path):
     out = tmp_path / "out"
     assert oled_sim("analyze", folder / "alpha", "--out", out, "--plots").returncode == 0
@@ -130,6 +147,7 @@ def test_one_sentence_for_every_mistake(folder, tmp_path):
     for arguments, code, words in (
         ([folder / "nowhere"], 2, "no trace"),
         ([folder / "alpha", "--plots"], 2, "--out DIR"),
+        ([folder / "alpha", "--markdown", "--json"], 2, "give one of them"),
         ([folder / "alpha", folder / "alpha"], 2, "given twice"),
         ([folder / "alpha", "--out", file], 2, "is a file"),
         ([], 2, "TRACE..."),

@@ -157,3 +157,18 @@ def test_a_row_wider_than_the_console_overflows_whole(capsys):
     first, second = capsys.readouterr().out.split("\n\npolicy", 1)
     assert first.splitlines()[1:] == [f"{line}  1.25", "", f"{line}  1.25"]
     assert second.splitlines()[1:] == [f"{line}  66.11%", "", f"{line}  66.11%"]
+
+
+def test_names_stand_at_the_bottom_of_several_lines_and_cells_at_the_top(capsys):
+    from rich.console import Console
+
+    rows = [["cosine", "0.9", "not\nrecorded"], None, ["hits", "3", "4"]]
+    print_table(Console(width=80), ["", "paper", "a\nreal"], rows, left=("",))
+    assert capsys.readouterr().out.splitlines() == [
+        "                      a",
+        "        paper      real",
+        "cosine    0.9       not",
+        "               recorded",
+        "",
+        "hits        3         4",
+    ]
