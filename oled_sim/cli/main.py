@@ -27,6 +27,7 @@ COMMANDS = {
     "sweep": ("oled_sim.cli.sweep", "Simulate a grid of policies and capacities."),
     "synth": ("oled_sim.cli.synth", "Generate synthetic traces at the paper's scale."),
     "trace": ("oled_sim.cli.trace", "Look into a trace, or check it."),
+    "validate": ("oled_sim.cli.validate", "Compare measured replays with their predictions."),
 }
 """Command name: (module that holds a click command of that name, one line of help)."""
 

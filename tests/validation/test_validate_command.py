@@ -1,0 +1,215 @@
+"""``oled-sim validate`` from the outside."""
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+from measured_points import changed, made_trace, save, simulated_point
+
+from oled_sim.cli.main import main
+from oled_sim.costs.store import load_profile, save_profile
+from oled_sim.validation.measured import ProfileUsed, profile_sha256
+
+
+def call(*arguments):
+    """Return exit code, stdout and stderr of ``oled-sim``."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main([str(a) for a in arguments])
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def points(trace):
+    return [
+        simulated_point(trace, "lru", 4, (1.0, 1.01)),
+        simulated_point(trace, "oled", 4, (1.02, 1.03)),
+        simulated_point(trace, "lru", 10, (1.2, 1.2)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(points, tmp_path_factory):
+    return save(tmp_path_factory.mktemp("replayed") / "r", *points)
+
+
+def test_tables_say_what_was_found(root):
+    code, out, err = call("validate", root)
+    assert (code, err) == (0, "")
+    assert "Machine   NVIDIA H200" in out and "Points    3, run 2 times each" in out
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert lines["worst |TPOT error|"].endswith("MISS") and "16.67%" in lines["worst |TPOT error|"]
+    assert lines["median |TPOT error|"].endswith("pass")
+    assert "3 of 3 points identical, 126 events" in lines["decisions, demand-only policies"]
+    for title in ("Time per output token", "Errors by regime", "Lanes", "Ranking of policies"):
+        assert f"\n{title}\n" in out
+
+
+def test_json_holds_every_figure(root):
+    code, out, err = call("validate", root, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["missed"] == ["worst |TPOT error|", "signed mean TPOT error"]
+    by_point = {p["point"]: p for p in found["points"]}
+    assert by_point["lru-c10-gsm-r1"]["error"] == pytest.approx(1 / 1.2 - 1)
+    assert by_point["oled-c4-gsm-r1"]["spread"] == pytest.approx(0.01 / 1.025)
+    assert found["errors"]["points"] == 3 and found["by_policy"]["lru"]["points"] == 2
+    (ranking,) = found["rankings"]
+    assert [c["policy"] for c in ranking["contests"]] == sorted(
+        ("lru", "oled"), key=lambda p: by_point[f"{p}-c4-gsm-r1"]["measured_tpot_us"]
+    )
+    assert found["geometry"]["name"] == "llada2.0-mini" and found["traces"] == ["gsm"]
+
+
+def test_required_targets_decide_the_exit_code(root, points, tmp_path):
+    code, out, err = call("validate", root, "--require")
+    assert code == 1 and out.startswith("Machine")
+    assert err == "Error: targets are missed: worst |TPOT error|, signed mean TPOT error\n"
+    good = save(tmp_path / "good", *points[:2])
+    assert call("validate", good, "--require")[0] == 0
+
+
+def test_files(root, tmp_path):
+    folder = tmp_path / "out"
+    assert call("validate", root, "--out", folder)[0] == 0
+    names = ["parity.png", "points.parquet", "summary.json", "summary.md"]
+    assert sorted(f.name for f in folder.iterdir()) == names
+    table = pd.read_parquet(folder / "points.parquet")
+    assert table["policy"].tolist() == ["lru", "oled", "lru"]
+    assert table["error"].tolist()[2] == pytest.approx(1 / 1.2 - 1)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary == json.loads(call("validate", root, "--json")[1])
+    text = (folder / "summary.md").read_text()
+    assert "| lru | 10 | gsm | 1 |" in text and "## Targets" in text
+    assert imread(folder / "parity.png").shape[0] > 300
+    before = {name: (folder / name).read_bytes() for name in names}
+    code, out, err = call("validate", root, "--out", folder)
+    assert (code, out) == (2, "") and "summary.md exists" in err
+    assert call("validate", root, "--out", folder, "--force")[0] == 0
+    assert {name: (folder / name).read_bytes() for name in names} == before
+
+
+def test_unfinished_points_are_left_out_and_named(root, tmp_path):
+    copy = shutil.copytree(root, tmp_path / "r")
+    (copy / "oled-c4-gsm-r1" / "point.json").unlink()
+    code, out, err = call("validate", copy)
+    assert code == 0 and "Points    2" in out
+    assert err == f"Note: {copy / 'oled-c4-gsm-r1'} was never finished and is left out\n"
+
+
+def test_a_trace_that_moved_is_found_by_what_it_holds(trace, tmp_path):
+    here = made_trace(tmp_path / "gsm", seed=5)
+    root = save(tmp_path / "r", simulated_point(here, "lru", 4))
+    moved = shutil.move(here.path, tmp_path / "elsewhere")
+    code, out, err = call("validate", root)
+    assert (code, out) == (1, "") and "is not found: give its folder with --trace" in err
+    assert err.count("\n") == 1
+    assert call("validate", root, "--trace", moved)[0] == 0
+    code, _, err = call("validate", root, "--trace", trace.path)  # of the same name
+    assert code == 1 and "has changed since" in err
+
+
+def test_a_profile_of_ones_own(trace, tmp_path):
+    profile = msgspec.structs.replace(load_profile("h200-llada2.0-mini"), name="mine")
+    file = tmp_path / "mine.toml"
+    save_profile(profile, file)
+    used = ProfileUsed(name="mine", sha256=profile_sha256(profile))
+    root = save(tmp_path / "r", changed(simulated_point(trace, "lru", 4), profile=used))
+    code, _, err = call("validate", root)
+    assert code == 1 and "is none that ships: give its file with --profile" in err
+    assert call("validate", root, "--profile", file)[0] == 0
+    code, _, err = call("validate", root, "--profile", "h200-llada2.0-mini")
+    assert code == 1 and "is not the one that" in err and "'mine'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--out", "no/such"], "no is no folder: create it first"),
+        (["--profile", "h200-llada-mini"], "did you mean"),
+        (["--spread", "-1"], "-1"),
+    ],
+)
+def test_mistakes_are_one_sentence(root, arguments, words):
+    code, out, err = call("validate", root, *arguments)
+    assert (code, out) == (2, "") and words in err
+
+
+def test_a_folder_without_points(tmp_path):
+    for folder in (tmp_path, tmp_path / "absent"):
+        code, _, err = call("validate", folder)
+        assert code == 2 and f"{folder} holds no measured point" in err
+
+
+def test_spread_decides_about_points_run_once(trace, tmp_path):
+    points = [simulated_point(trace, spec, 4) for spec in ("lru", "no-cache")]
+    root = save(tmp_path / "r", *points)
+    verdict = {
+        options: next(t["met"] for t in found["targets"] if t["name"] == "ranking")
+        for options in ((), ("--spread", "1"))
+        for found in [json.loads(call("validate", root, "--json", *options)[1])]
+    }
+    assert verdict == {(): None, ("--spread", "1"): True}
+
+
+def test_the_command_itself(root):
+    done = subprocess.run(
+        [sys.executable, "-m", "oled_sim", "validate", str(root)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "Ranking of policies" in done.stdout
+
+
+class TestFigure:
+    def table(self, policies):
+        tpot = np.linspace(2e3, 60e3, len(policies))
+        return pd.DataFrame(
+            {
+                "policy": policies,
+                "predicted_tpot_us": tpot * 1.05,
+                "measured_tpot_us": tpot,
+                "measured_fastest_us": tpot * 0.98,
+                "measured_slowest_us": tpot * 1.03,
+            }
+        )
+
+    def test_draws_every_point_once_on_equal_logarithmic_axes(self):
+        from oled_sim.plotting.parity import draw_parity
+
+        table = self.table(["lru", "oled", "lru", "lfu"])
+        (axes,) = draw_parity(table).axes
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert axes.get_xlim() == axes.get_ylim()
+        drawn = {c.get_label(): c.lines[0].get_xydata() for c in axes.containers}
+        assert list(drawn) == ["lru", "oled", "lfu"]
+        expected = table[table["policy"] == "lru"][["measured_tpot_us", "predicted_tpot_us"]] / 1e3
+        np.testing.assert_allclose(drawn["lru"], expected)
+
+    def test_the_band_is_ten_percent(self):
+        from oled_sim.plotting.parity import draw_parity
+
+        (axes,) = draw_parity(self.table(["lru", "oled"])).axes
+        corners = axes.collections[0].get_paths()[0].vertices
+        shares = np.unique((corners[:, 1] / corners[:, 0]).round(6))
+        assert shares.tolist() == [0.9, 1.1]
+
+    def test_more_policies_than_colours_look_different(self):
+        from oled_sim.plotting.parity import draw_parity
+
+        names = [f"p{i}" for i in range(13)]
+        (axes,) = draw_parity(self.table(names)).axes
+        lines = [c.lines[0] for c in axes.containers]
+        looks = {(x.get_color(), x.get_marker(), x.get_markerfacecolor()) for x in lines}
+        assert len(looks) == 13
