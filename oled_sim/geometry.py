@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 
 from oled_sim.errors import UsageError
 
@@ -91,13 +92,21 @@ DEFAULT_GEOMETRY = "llada2.0-mini"
 
 
 def find_geometry(name: str) -> CostGeometry:
-    """Return the named cost geometry.
+    """Return the named cost geometry, or that of a file whose name ends in ``.toml`` or ``.json``.
 
     Raises:
-        UsageError: no such name; the sentence suggests the nearest and lists all.
+        UsageError: no such name; the sentence suggests the nearest and lists all. Or the file is
+            no geometry.
     """
     if name in GEOMETRIES:
         return GEOMETRIES[name]
+    if name.endswith((".toml", ".json")):
+        from oled_sim.geometry_file import read_geometry
+
+        return read_geometry(Path(name))
     near = difflib.get_close_matches(name, GEOMETRIES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"unknown geometry {name!r}: {hint}known are {', '.join(GEOMETRIES)}")
+    raise UsageError(
+        f"unknown geometry {name!r}: {hint}known are {', '.join(GEOMETRIES)}; "
+        "the path of a geometry file ends in .toml or .json"
+    )

@@ -23,6 +23,7 @@ COMMANDS = {
     "curve": ("oled_sim.cli.curve", "Hit rates with every cache size, in one pass."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
+    "profile": ("oled_sim.cli.profile", "Measure what every lane of this machine costs."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
     "sweep": ("oled_sim.cli.sweep", "Simulate a grid of policies and capacities."),
     "synth": ("oled_sim.cli.synth", "Generate synthetic traces at the paper's scale."),

@@ -154,7 +154,7 @@ class Software(_Strict, frozen=True):
 
 
 class Origin(_Strict, frozen=True):
-    """When and by what a profile was made. ``revision``: sha256 of the script's sources."""
+    """When and by what a profile was made. ``revision``: sha256 of the sources that measured."""
 
     date: datetime.date
     script: str
@@ -253,6 +253,24 @@ class Profile(_Strict, frozen=True):
                 raise ProfileError(
                     f"profile {self.name!r} was made for {self.geometry.name!r} ({field} {mine}), "
                     f"not for {cost.name!r} ({field} {theirs}): use a profile of that geometry"
+                )
+
+    def require_hardware(self, found: Hardware) -> None:
+        """Refuse to stand for another machine: for predictions that are held against this one.
+
+        Args:
+            found: the machine at hand, see :func:`oled_sim.hardware.identity.hardware`.
+
+        Raises:
+            ProfileError: GPU, processor or number of workers differ; the sentence names the first.
+        """
+        for field, what in (("gpu", "GPU"), ("cpu", "processor"), ("workers", "CPU workers")):
+            mine, theirs = getattr(self.hardware, field), getattr(found, field)
+            if mine != theirs:
+                raise ProfileError(
+                    f"profile {self.name!r} was measured on other hardware ({what}: {mine}; here: "
+                    f"{theirs}): measure this machine with oled-sim profile, or give "
+                    "--allow-other-hardware"
                 )
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -23,27 +22,14 @@ from torch import Tensor
 from oled_sim.engine.jit import kernel
 from oled_sim.errors import UsageError
 from oled_sim.geometry import CostGeometry
+from oled_sim.hardware.rows import EventRows
+
+if TYPE_CHECKING:
+    from oled_sim.hardware.host_experts import HostExperts
 
 Strategy = Literal["experts", "threads"]
 SUM_ELEMENTS = 1 << 15
 """Sums of fewer elements than this are not worth a worker of their own."""
-
-
-class Packed(Protocol):
-    """Expert weights in host memory, one tensor [E, 3·f·h] per MoE layer."""
-
-    packed: list[Tensor]
-
-
-class Rows(Protocol):
-    """Routed rows of an event, sorted by expert (:class:`oled_sim.hardware.rows.EventRows`)."""
-
-    tokens: int
-    top_k: int
-    expert: NDArray[np.int32]
-    first: NDArray[np.int32]
-    row: NDArray[np.int32]
-    weight: NDArray[np.float32]
 
 
 def _share(
@@ -143,18 +129,6 @@ def _lay_out(first, row, weight, which, top_k, tokens, weights, ends, place_of, 
     return most
 
 
-@dataclass(frozen=True)
-class _WarmUp:
-    """Rows of an event in which every expert serves one token."""
-
-    tokens: int
-    top_k: int
-    expert: NDArray[np.int32]
-    first: NDArray[np.int32]
-    row: NDArray[np.int32]
-    weight: NDArray[np.float32]
-
-
 class CpuExperts:
     """Computes experts of an event in host memory, in one call that holds no interpreter lock.
 
@@ -170,7 +144,9 @@ class CpuExperts:
         UsageError: torch's inter-op pool runs already and has fewer threads than ``workers``.
     """
 
-    def __init__(self, experts: Packed, cost: CostGeometry, workers: int, most_tokens: int) -> None:
+    def __init__(
+        self, experts: HostExperts, cost: CostGeometry, workers: int, most_tokens: int
+    ) -> None:
         self.workers, self.top_k = workers, cost.top_k
         _start_pool(workers)
         f, h = cost.moe_intermediate_size, cost.hidden_size
@@ -178,8 +154,7 @@ class CpuExperts:
         self._up = [p[:, :middle].unflatten(1, (2 * f, h)) for p in experts.packed]
         self._down = [p[:, middle:].unflatten(1, (h, f)) for p in experts.packed]
         rows = most_tokens * cost.top_k
-        self._out = torch.empty(rows + 1, h)
-        self._out[0] = 0
+        self._out = torch.empty(rows + 1, h).zero_()  # touched here, not in the first long pass
         self._tokens = torch.empty(rows, dtype=torch.int64)
         self._weights = torch.empty(rows, 1)
         self._places = torch.empty(rows, dtype=torch.int64)
@@ -198,7 +173,7 @@ class CpuExperts:
             self._warm_up(strategy)  # TorchScript looks at its first calls and compiles then
 
     def compute(
-        self, layer: int, x: Tensor, rows: Rows, which: NDArray[np.integer], sums: Tensor,
+        self, layer: int, x: Tensor, rows: EventRows, which: NDArray[np.integer], sums: Tensor,
         strategy: Strategy,
     ) -> None:  # fmt: skip
         """Compute experts and add up their weighted outputs per token.
@@ -229,7 +204,7 @@ class CpuExperts:
         tokens = -(-n // self.top_k)
         each = np.arange(n + 1, dtype=np.int32)
         weight = np.ones(n, np.float32)
-        rows = _WarmUp(tokens, self.top_k, each[:-1], each, each[:-1], weight)
+        rows = EventRows(tokens, self.top_k, each[:-1], each, each[:-1], weight)
         x = torch.zeros(tokens, self._out.shape[1], dtype=self._up[0].dtype)
         self.compute(0, x, rows, each[:-1], torch.empty_like(x), strategy)
 

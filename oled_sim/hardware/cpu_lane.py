@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,27 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oled_sim.geometry import CostGeometry
-from oled_sim.hardware.cpu_experts import CpuExperts, Packed, Rows, Strategy
+from oled_sim.hardware.cpu_experts import CpuExperts, Strategy
+from oled_sim.hardware.rows import EventRows
+
+if TYPE_CHECKING:
+    from oled_sim.hardware.host_experts import HostExperts
+    from oled_sim.hardware.place import Place
 
 SWITCH_S = 50e-6
 """How long a busy thread may keep the interpreter lock from the lane; Python's default is 5 ms."""
 
 Chooser = Callable[[int, int], str]
 """From the numbers of experts and of routed rows of a job to a strategy."""
-
-
-class HasDevice(Protocol):
-    """Where weights and activations live (:class:`oled_sim.hardware.place.Place`)."""
-
-    @property
-    def device(self) -> torch.device:
-        """Of the activations."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ class JobTimes:
 class _Job:
     layer: int
     x: Tensor
-    rows: Rows
+    rows: EventRows
     which: NDArray[np.integer]
 
 
@@ -82,12 +73,11 @@ class CpuLane:
     """
 
     def __init__(
-        self, experts: Packed, place: HasDevice, cost: CostGeometry, workers: int,
+        self, experts: HostExperts, place: Place, cost: CostGeometry, workers: int,
         most_tokens: int, strategy: Chooser | None = None,
     ) -> None:  # fmt: skip
         self._choose = strategy or (lambda n, _: "threads" if 3 * n < workers else "experts")
-        self._cuda = place.device.type == "cuda"
-        self._device = place.device
+        self._cuda = place.cuda
         self._workers = CpuExperts(experts, cost, workers, most_tokens)
         shape = (most_tokens, cost.hidden_size)
         self._x = torch.empty(shape, dtype=place.dtype, pin_memory=self._cuda)
@@ -108,7 +98,7 @@ class CpuLane:
         if self._error is not None:
             raise self._error
 
-    def submit(self, layer: int, x: Tensor, rows: Rows, which: NDArray[np.integer]) -> None:
+    def submit(self, layer: int, x: Tensor, rows: EventRows, which: NDArray[np.integer]) -> None:
         """Start the experts at positions ``which`` (int [n], n ≥ 1) of an event; return at once.
 
         ``x`` [T, h] must be ready on the current stream and stay as it is until :meth:`result`;
@@ -142,7 +132,11 @@ class CpuLane:
             raise error
         if self._cuda:
             self.ready.wait()
-        return self._back[: self._tokens]
+        return self.sums(self._tokens)
+
+    def sums(self, tokens: int) -> Tensor:
+        """Return the memory [tokens, h] on the device that :meth:`result` returns, for graphs."""
+        return self._back[:tokens]
 
     def close(self) -> None:
         """End the lane's thread after the job that it is at."""
@@ -178,7 +172,9 @@ class CpuLane:
         x, sums = self._x[: self._tokens], self._sums[: self._tokens]
         if self._cuda:
             self._given.wait()
-        x.copy_(job.x)  # waits: the stream's earlier copy from `sums` has ended, too
+        x.copy_(
+            job.x[: self._tokens]
+        )  # waits: the stream's earlier copy from `sums` has ended, too
         strategy: Strategy = "experts"
         if self._choose(len(job.which), _rows(job)) == "threads":
             strategy = "threads"

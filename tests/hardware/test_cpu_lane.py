@@ -14,30 +14,17 @@ from oled_sim.errors import UsageError  # noqa: E402
 from oled_sim.geometry import CostGeometry  # noqa: E402
 from oled_sim.hardware.cpu_experts import CpuExperts  # noqa: E402
 from oled_sim.hardware.cpu_lane import CpuLane  # noqa: E402
+from oled_sim.hardware.place import Place  # noqa: E402
+from oled_sim.hardware.rows import event_rows  # noqa: E402
 
 SMALL = CostGeometry("small", 64, 128, 32, 4, 1, 16, 4, 1, 4, 2, 16, 512)
+HERE = Place(torch.device("cpu"), torch.float32)
 WIDE = CostGeometry("wide", 512, 128, 256, 4, 1, 16, 4, 1, 4, 2, 16, 512)
-
-
-@dataclass
-class Here:
-    device: torch.device = torch.device("cpu")
-    dtype: torch.dtype = torch.float32
 
 
 @dataclass
 class Weights:
     packed: list
-
-
-@dataclass
-class Event:
-    tokens: int
-    top_k: int
-    expert: np.ndarray
-    first: np.ndarray
-    row: np.ndarray
-    weight: np.ndarray
 
 
 def weights_of(cost, layers=2, seed=0):
@@ -50,17 +37,12 @@ def event_of(cost, tokens, seed=0):
     """Random routes; the experts in the order of their first rows."""
     draw = np.random.default_rng(seed)
     routes = np.array([draw.permutation(cost.experts)[: cost.top_k] for _ in range(tokens)])
-    gates = draw.random(routes.size).astype(np.float32)
-    flat = routes.ravel()
-    expert = np.array(list(dict.fromkeys(flat.tolist())), np.int32)
-    per = [np.flatnonzero(flat == e) for e in expert]
-    first = np.cumsum([0, *map(len, per)]).astype(np.int32)
-    row = np.concatenate(per).astype(np.int32)
-    return Event(tokens, cost.top_k, expert, first, row, gates[row])
+    experts = list(dict.fromkeys(routes.ravel().tolist()))
+    return event_rows(routes, draw.random(routes.shape), experts, scale=2.5)
 
 
 def one_by_one(cost, weights, layer, x, event, which):
-    """Sums [T, h] in fp64, one row at a time."""
+    """Return the sums [T, h] in fp64, one row at a time."""
     f, h = cost.moe_intermediate_size, cost.hidden_size
     sums = torch.zeros(event.tokens, h, dtype=torch.float64)
     for i in which:
@@ -75,7 +57,7 @@ def one_by_one(cost, weights, layer, x, event, which):
 
 
 def lane_of(cost, weights, workers=2, strategy=None, most=64):
-    return CpuLane(weights, Here(), cost, workers, most, strategy)
+    return CpuLane(weights, HERE, cost, workers, most, strategy)
 
 
 @pytest.mark.parametrize("way", ["experts", "threads"])

@@ -1,1 +1,0 @@
-"""Measuring the lanes of one machine: the parts behind ``measure_lanes.py``."""

@@ -1,0 +1,89 @@
+"""Cost geometries as files: a TOML of the sizes, or a model's ``config.json``."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from oled_sim.errors import CheckpointError, UsageError
+from oled_sim.geometry import CostGeometry
+from oled_sim.model.config import LLaDA2Config
+
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a weight by the name that ``config.json`` gives its number format."""
+
+
+def read_geometry(path: Path) -> CostGeometry:
+    """Return the cost geometry of a file.
+
+    A ``.toml`` file holds the fields of :class:`CostGeometry`. A ``.json`` file is a published
+    LLaDA2 configuration; its folder's name is that of the geometry, unless it has another name
+    than ``config.json``.
+
+    Raises:
+        UsageError: the file cannot be read, or lacks or misspells a field.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read geometry {path}: {error.strerror}") from error
+    if path.suffix == ".json":
+        return _from_config(path, text)
+    try:
+        fields = tomllib.loads(text.decode())
+        cost = msgspec.convert({"name": path.stem, **fields}, CostGeometry)
+        if unknown := set(fields) - set(CostGeometry.__dataclass_fields__):
+            raise UsageError(f"geometry {path} has an unknown field {min(unknown)!r}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"geometry {path} is not valid TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise UsageError(f"geometry {path} breaks the format: {error}") from error
+    return _checked(cost, path)
+
+
+def _from_config(path: Path, text: bytes) -> CostGeometry:
+    try:
+        config = LLaDA2Config.from_file(path)
+        dtype = msgspec.json.decode(text).get("dtype", "bfloat16")
+    except CheckpointError as error:
+        raise UsageError(f"geometry {error}") from error
+    if dtype not in BYTES:
+        raise UsageError(f"geometry {path}: dtype {dtype!r} is none of {', '.join(BYTES)}")
+    named = path.resolve()
+    return CostGeometry(
+        name=named.parent.name if named.name == "config.json" else named.stem,
+        hidden_size=config.hidden_size,
+        dense_intermediate_size=config.intermediate_size,
+        moe_intermediate_size=config.moe_intermediate_size,
+        layers=config.num_hidden_layers,
+        dense_layers=config.first_k_dense_replace,
+        experts=config.num_experts,
+        top_k=config.num_experts_per_tok,
+        shared_experts=config.num_shared_experts,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        weight_bytes=BYTES[dtype],
+    )
+
+
+def _checked(cost: CostGeometry, path: Path) -> CostGeometry:
+    """Refuse sizes that no model has."""
+    may_be_zero = ("dense_layers", "name")
+    for field in CostGeometry.__dataclass_fields__:
+        value = getattr(cost, field)
+        if field not in may_be_zero and value < 1:
+            raise UsageError(f"geometry {path}: {field} is {value}, but must be at least 1")
+    if not 0 <= cost.dense_layers < cost.layers:
+        raise UsageError(
+            f"geometry {path}: dense_layers {cost.dense_layers} leaves no layer of {cost.layers} "
+            "with experts"
+        )
+    if cost.top_k > cost.experts or cost.weight_bytes not in (2, 4):
+        raise UsageError(
+            f"geometry {path}: top_k must not exceed experts, and weight_bytes must be 2 or 4"
+        )
+    return cost

@@ -1,0 +1,117 @@
+"""The counts at which each table is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oled_sim.geometry import CostGeometry
+
+MIB = 1 << 20
+POWERS = tuple(1 << i for i in range(15))
+EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Points of every axis, ascending.
+
+    Attributes:
+        copies: bytes. tokens: of one pass. head_tokens: rows of the LM head.
+        experts, tokens_per_expert: of both expert tables.
+        dense_tokens, context: of the dense part of one request; ``usual_context`` is that of the
+            tables which have no context.
+        requests, keys: of a batch's attention.
+        cpu_tokens, gpu_tokens: passes that the expert tables must serve.
+    """
+
+    copies: list[int]
+    tokens: list[int]
+    head_tokens: list[int]
+    experts: list[int]
+    tokens_per_expert: list[int]
+    dense_tokens: list[int]
+    context: list[int]
+    usual_context: int
+    requests: list[int]
+    keys: list[int]
+    cpu_tokens: int
+    gpu_tokens: int
+
+    def reachable(self, experts: int, per_expert: int, cost: CostGeometry, tokens: int) -> bool:
+        """Whether interpolation needs this cell of an expert table for passes of ``tokens``.
+
+        A pass of T tokens routes at most k·T rows, so a cell is needed only if the lowest corner
+        of those it belongs to is within k·T rows.
+        """
+        rows, columns = self.experts, self.tokens_per_expert
+        lowest_row = rows[max(rows.index(experts) - 1, 0)]
+        lowest_column = columns[max(columns.index(per_expert) - 1, 0)]
+        return lowest_row * lowest_column <= cost.top_k * tokens
+
+
+def full_axes(cost: CostGeometry, block: int) -> Axes:
+    """Return the points of a GPU's profile; the expert's own size is one of the copies."""
+    return Axes(
+        copies=sorted({4096 << i for i in range(15)} | {cost.expert_bytes}),
+        tokens=_around(block, 1 << 14),
+        head_tokens=_around(block, 1 << 12),
+        experts=_up_to(cost.experts, EXPERTS),
+        tokens_per_expert=list(POWERS[:13]),
+        dense_tokens=_around(block, 1 << 13),
+        context=[0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
+        usual_context=512,
+        requests=list(POWERS[:11]),
+        keys=[1, 32, 128, 256, 512, 1024, 2048, 4096, 8192],
+        cpu_tokens=1 << 12,
+        gpu_tokens=1 << 14,
+    )
+
+
+def cpu_axes(cost: CostGeometry, block: int) -> Axes:
+    """Return the points where CPU threads stand for the GPU: small models, shorter passes."""
+    return Axes(
+        copies=sorted({4096 << i for i in range(0, 13, 2)} | {cost.expert_bytes}),
+        tokens=_around(block, 1 << 10),
+        head_tokens=_around(block, 1 << 10),
+        experts=_up_to(cost.experts, EXPERTS),
+        tokens_per_expert=list(POWERS[:9]),
+        dense_tokens=_around(block, 1 << 10),
+        context=[0, 128, 512, 2048],
+        usual_context=128,
+        requests=list(POWERS[:6]),
+        keys=[1, 32, 128, 512, 2048],
+        cpu_tokens=1 << 10,
+        gpu_tokens=1 << 10,
+    )
+
+
+def quick_axes(cost: CostGeometry, block: int) -> Axes:
+    """Return a few points, to run all code in seconds on any machine."""
+    return Axes(
+        copies=sorted({4096, cost.expert_bytes, MIB}),
+        tokens=_around(block, 4 * block),
+        head_tokens=[1, block],
+        experts=_up_to(cost.experts, (1, 2, 4)),
+        tokens_per_expert=[1, 4],
+        dense_tokens=_around(block, 2 * block),
+        context=[0, 32],
+        usual_context=32,
+        requests=[1, 2],
+        keys=[1, 32],
+        cpu_tokens=block,
+        gpu_tokens=block,
+    )
+
+
+def _around(block: int, most: int) -> list[int]:
+    """Return powers of two, the block length and the count above it.
+
+    A pass of a block runs as one graph, a longer one kernel by kernel: the step between them must
+    not become a slope.
+    """
+    powers = {1 << i for i in range(most.bit_length())}
+    return sorted(powers | {block, block + 1})
+
+
+def _up_to(most: int, points: tuple[int, ...]) -> list[int]:
+    return sorted({p for p in points if p < most} | {most})

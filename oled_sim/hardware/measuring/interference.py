@@ -1,0 +1,151 @@
+"""How much one lane slows down while others are busy.
+
+The load of another lane is started before a measurement and must still be running after it; a
+measurement that outlives its load does not count. Alone and beside a load, a lane is measured in
+the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from oled_sim.costs.profile import Beside, Interference
+from oled_sim.hardware.measuring.experts import grouped_call, lane_job
+from oled_sim.hardware.measuring.links import expert_copies
+from oled_sim.hardware.measuring.loads import Load, QueuedLoad, RepeatedLoad
+from oled_sim.hardware.measuring.rig import Rig
+from oled_sim.hardware.measuring.sweep import Sweep
+from oled_sim.hardware.measuring.timing import Call, Clock, between_us, spread
+
+SETTLE_S = 0.0005
+LONGEST_US = 1e6
+RESIDENTS, COPIES, MISSES, TOKENS = 24, 8, 32, 2
+"""Sizes of the samples, those of a decode event: experts, and tokens of each."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane's typical work: ``sample`` runs and times it once in µs; ``load`` keeps it busy."""
+
+    sample: Callable[[], float]
+    load: Load
+
+
+def measure_interference(sweep: Sweep, rig: Rig, tries: int) -> Interference:
+    """Measure the slow-down of each lane beside the others, at the sizes of a decode pass."""
+    with sweep.step("interference"):
+        lanes = {"gpu": _gpu(sweep.clock, rig), "h2d": _h2d(sweep.clock, rig), "cpu": _cpu(rig)}
+        found: dict[str, Beside] = {}
+        for i, name in enumerate(lanes):
+            found[name] = _slowdowns(sweep.clock, lanes, name, tries)
+            sweep.on_progress("interference", i + 1, len(lanes))
+    return Interference(**found)
+
+
+def _slowdowns(clock: Clock, lanes: dict[str, Lane], name: str, tries: int) -> Beside:
+    """Return the slow-down of a lane beside each other lane and beside both."""
+    lane = lanes[name]
+    alone_us = spread(_beside(clock, lane, [], 0.0, tries)).median
+    others = {o: [lanes[o].load] for o in lanes if o != name}
+    others["both"] = [load for loads in others.values() for load in loads]
+    factors = {}
+    for other, loads in others.items():
+        samples = _beside(clock, lane, loads, alone_us, tries)
+        factors[other] = spread([max(1.0, us / alone_us) for us in samples])
+    return Beside(**factors)
+
+
+def _beside(
+    clock: Clock, lane: Lane, loads: list[Load], alone_us: float, tries: int
+) -> list[float]:
+    """Time a lane under load in µs; a sample counts only if every load outlived it."""
+    samples: list[float] = []
+    duration = 3 * alone_us + 3_000
+    while len(samples) < tries and duration < LONGEST_US:
+        for load in loads:
+            load.start(duration)
+        time.sleep(SETTLE_S)
+        taken = lane.sample()
+        if all(load.busy() for load in loads):
+            samples.append(taken)
+        else:
+            duration *= 1.3
+        for load in loads:
+            load.stop()
+        clock.synchronize()
+    if not samples:
+        raise RuntimeError("no load outlived a sample of another lane")
+    return samples
+
+
+def _gpu(clock: Clock, rig: Rig) -> Lane:
+    """Sample: a decode event's residents. Load: all experts, so that launches stay ahead."""
+    most = rig.axes.experts[-1]
+    small, large = grouped_call(rig, min(RESIDENTS, most), TOKENS), grouped_call(rig, most, TOKENS)
+    once_us = spread(clock.device_times(large)).median
+    if not clock.cuda:
+        return Lane(_host_sample(small), RepeatedLoad(large))
+    stream = torch.cuda.current_stream(clock.device)
+    return Lane(_event_sample(clock, small, stream), QueuedLoad(large, once_us, stream))
+
+
+def _h2d(clock: Clock, rig: Rig) -> Lane:
+    """Sample: eight experts behind a first one that hides the launch. Load: one by one."""
+    copies, size = expert_copies(rig, clock), rig.cost.expert_bytes
+
+    def one() -> None:
+        copies.one(size)
+
+    def eight() -> None:
+        for _ in range(COPIES):
+            copies.one(size)
+
+    if copies.stream is None:
+        return Lane(_host_sample(eight), RepeatedLoad(one))
+    load = QueuedLoad(one, spread(copies.times(size)).median, copies.stream)
+    return Lane(_event_sample(clock, eight, copies.stream, lead=one), load)
+
+
+def _cpu(rig: Rig) -> Lane:
+    """Sample and load: a decode event's misses."""
+    rig.way.name = "experts"
+    job = lane_job(rig, min(MISSES, rig.axes.experts[-1]), TOKENS)
+
+    def sample() -> float:
+        job()
+        return rig.lane.times.compute_us
+
+    return Lane(sample, RepeatedLoad(job))
+
+
+def _event_sample(
+    clock: Clock, call: Call, stream: torch.cuda.Stream, lead: Call | None = None
+) -> Callable[[], float]:
+    """Return a sampler of a call's time on a CUDA stream, after an untimed ``lead``."""
+
+    def sample() -> float:
+        with torch.cuda.stream(stream):
+            if lead is not None:
+                lead()
+            first = clock.mark(stream)
+            call()
+            last = clock.mark(stream)
+        stream.synchronize()
+        return between_us(first, last)
+
+    return sample
+
+
+def _host_sample(call: Call) -> Callable[[], float]:
+    """Return a sampler of a call's time on the host's clock, for calls that wait."""
+
+    def sample() -> float:
+        start = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - start) / 1e3
+
+    return sample

@@ -1,0 +1,102 @@
+"""Tables of a profile, filled point by point."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import torch
+
+from oled_sim.costs.profile import AXES, Curve, Grid, StrategyGrid
+from oled_sim.hardware.measuring.timing import Clock, spread
+
+Key = tuple[int, ...]
+TimeAt = Callable[..., list[float]]
+Progress = Callable[[str, int, int], None]
+"""Told (what is measured, points done, points in all)."""
+
+Strategies = list[list[Literal["experts", "threads", ""]]]
+
+
+@dataclass
+class Sweep:
+    """The tables of one profile by name; they fill up as they are measured.
+
+    Attributes:
+        clock: how points are timed.
+        on_progress: called after every point.
+        seconds: how long each step took.
+    """
+
+    clock: Clock
+    on_progress: Progress = lambda *_: None
+    tables: dict[str, Curve | Grid] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def curve(self, name: str, points: Sequence[int], time_at: TimeAt) -> None:
+        """Measure a table of one count; ``time_at(point)`` returns samples in µs."""
+        found = self.visit(name, [(p,) for p in points], time_at)
+        self.keep_curve(name, {p: found[(p,)] for p in points})
+
+    def grid(self, name: str, rows: Sequence[int], columns: Sequence[int], time_at: TimeAt) -> None:
+        """Measure a table of two counts; ``time_at(row, column)`` returns samples, or none."""
+        found = self.visit(name, [(r, c) for r in rows for c in columns], time_at)
+        self.keep_grid(name, rows, columns, found)
+
+    def visit(self, name: str, keys: Sequence[Key], time_at: TimeAt) -> dict[Key, list[float]]:
+        """Visit all points in several rounds, and pool the samples of each."""
+        samples: dict[Key, list[float]] = {key: [] for key in keys}
+        rounds = self.clock.rounds
+        with self.step(name):
+            for i, key in enumerate([*keys] * rounds):
+                found = samples[key]
+                if i < len(keys) or (found and not self.clock.is_long(found)):
+                    found += time_at(*key)
+                self.on_progress(name, i + 1, len(keys) * rounds)
+        return samples
+
+    def keep_curve(self, name: str, samples: dict[int, list[float]]) -> None:
+        """Make a table of samples by point, µs."""
+        cells = [spread(found) for found in samples.values()]
+        self.tables[name] = Curve(
+            AXES[name][0],
+            list(samples),
+            [c.median for c in cells],
+            [c.p10 for c in cells],
+            [c.p90 for c in cells],
+            [c.repeats for c in cells],
+        )
+
+    def keep_grid(
+        self, name: str, rows: Sequence[int], columns: Sequence[int],
+        samples: Mapping[Key, list[float]], strategy: Strategies | None = None,
+    ) -> None:  # fmt: skip
+        """Make a table of samples by row and column, µs; cells without samples are nan."""
+        cells = [[spread(s) if (s := samples[r, c]) else None for c in columns] for r in rows]
+        first, second = AXES[name]
+        grid = Grid(
+            (first, second),
+            list(rows),
+            list(columns),
+            [[c.median if c else math.nan for c in row] for row in cells],
+            [[c.p10 if c else math.nan for c in row] for row in cells],
+            [[c.p90 if c else math.nan for c in row] for row in cells],
+            [[c.repeats if c else 0 for c in row] for row in cells],
+        )
+        if strategy is not None:
+            grid = StrategyGrid(**msgspec.structs.asdict(grid), strategy=strategy)
+        self.tables[name] = grid
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Note how long a step takes, and free the GPU's memory after it."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 2)
+        if self.clock.cuda:
+            torch.cuda.empty_cache()
