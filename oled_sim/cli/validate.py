@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oled_sim.cli.validate_inputs import Inputs
     from oled_sim.validation.measured import Point
     from oled_sim.validation.report import Report
 
@@ -38,6 +39,11 @@ Examples:
     help="Where a replayed trace is now; repeatable. Default: where it was.",
 )
 @click.option(
+    "--allow-other-hardware",
+    is_flag=True,
+    help="Predict by a profile that was measured on another machine.",
+)
+@click.option(
     "--spread",
     type=click.FloatRange(min=0),
     metavar="PERCENT",
@@ -53,22 +59,25 @@ Examples:
 @click.option("--require", is_flag=True, help="Exit with 1 if a target is missed.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def validate(
-    root: Path, profile: str | None, traces: tuple[str, ...], spread: float | None,
-    out: Path | None, as_json: bool, require: bool, force: bool,
+    root: Path, profile: str | None, traces: tuple[str, ...], allow_other_hardware: bool,
+    spread: float | None, out: Path | None, as_json: bool, require: bool, force: bool,
 ) -> None:  # fmt: skip
     """Compare what 'oled-sim replay' measured under ROOT with what the simulator predicts.
 
     Every measured point is simulated with the same policy, warm-up and passes; decisions are
     compared event by event, times per point, per lane and in the order of policies.
     """
+    from oled_sim.cli.validate_inputs import Inputs
     from oled_sim.errors import MeasurementError
     from oled_sim.validation.measured import read_points, unfinished
 
-    if out is not None:
-        _check_out(out, force=force)
+    points = read_points(root)
     for folder in unfinished(root):
         click.echo(f"Note: {folder} was never finished and is left out", err=True)
-    report = _compare(read_points(root), profile, traces, spread)
+    inputs = Inputs(profile, traces, other_hardware=allow_other_hardware)
+    if out is not None:
+        _check_out(out, force=force)
+    report = _compare(points, inputs, spread)
     try:
         if out is not None:
             _write(out, report)
@@ -78,15 +87,11 @@ def validate(
         raise MeasurementError(f"targets are missed: {', '.join(report.missed)}")
 
 
-def _compare(
-    points: Sequence[Point], profile: str | None, traces: Sequence[str], spread: float | None
-) -> Report:
+def _compare(points: Sequence[Point], inputs: Inputs, spread: float | None) -> Report:
     from oled_sim.cli.progress import kernels_of, progress
-    from oled_sim.cli.validate_inputs import Inputs
     from oled_sim.validation.predicted import policy_of
     from oled_sim.validation.report import compare_all
 
-    inputs = Inputs(profile, traces)
     with progress(kernels_of(policy_of(point.about) for point in points)) as report:
         assumed = None if spread is None else spread / 100
         return compare_all(points, inputs.basis, assumed_spread=assumed, progress=report)

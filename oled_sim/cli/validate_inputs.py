@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oled_sim.cli.simulating import expert_bytes_of, source_for
+from oled_sim.cli.simulating import source_for
 from oled_sim.cli.traces import open_traces
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.profile import Profile
@@ -25,9 +25,13 @@ class Inputs:
     Args:
         profile: name or file that was asked for; None takes the bundled one of a point's name.
         traces: names or folders, found by what their manifests say.
+        other_hardware: allow a profile of another machine than the points'.
     """
 
-    def __init__(self, profile: str | None, traces: Sequence[str]) -> None:
+    def __init__(
+        self, profile: str | None, traces: Sequence[str], *, other_hardware: bool = False
+    ) -> None:
+        self._other_hardware = other_hardware
         self._profile = None if profile is None else load_profile(profile)
         given = open_traces(traces) if traces else {}
         self._given = {trace.manifest.checksum: trace for trace in given.values()}
@@ -42,11 +46,11 @@ class Inputs:
             MeasurementError: its trace or profile is not found, or is another one.
         """
         profile = self._profile or self._bundled(point)
-        check_profile(point, profile)
+        check_profile(point, profile, other_hardware=self._other_hardware)
         trace = self._trace(point)
         check_trace(point, trace.manifest)
         costs = LaneCosts(profile, extrapolate=point.about.rules.extrapolate)
-        return Basis(source_for(trace, [policy]), costs, expert_bytes_of(trace, costs))
+        return Basis(source_for(trace, [policy]), costs)
 
     def _bundled(self, point: Point) -> Profile:
         name = point.about.profile.name

@@ -13,8 +13,8 @@ from oled_sim.trace.manifest import Manifest
 from oled_sim.validation.measured import EVENTS, PASSES, About, Point, profile_sha256
 from oled_sim.validation.predicted import Prediction
 
-SAME_HARDWARE = ("gpu", "cpu", "cores", "workers", "pcie_generation", "pcie_width")
-"""Fields in which a profile's machine and a point's must agree; memory and drivers may differ."""
+SAME_HARDWARE = ("gpu", "cpu", "workers")
+"""Fields in which a profile's machine and a point's must agree."""
 
 PASS_KEYS = ("repetition", "request", "pass_index")
 EVENT_KEYS = (*PASS_KEYS, "layer")
@@ -57,8 +57,10 @@ def _identity(about: About) -> object:
     return about.policy.label, about.cache, about.rules, about.trace.sha256, cuts
 
 
-def check_profile(point: Point, profile: Profile) -> None:
+def check_profile(point: Point, profile: Profile, *, other_hardware: bool = False) -> None:
     """Refuse a profile that is not the point's, or was measured on another machine.
+
+    ``other_hardware``: allow the latter.
 
     Raises:
         MeasurementError: says in what they differ.
@@ -75,7 +77,8 @@ def check_profile(point: Point, profile: Profile) -> None:
             f" was measured with {about.geometry.name!r}: measure it again with a profile of its"
             " geometry"
         )
-    _check_hardware(point, profile.name, profile.hardware)
+    if not other_hardware:
+        _check_hardware(point, profile.name, profile.hardware)
 
 
 def _check_hardware(point: Point, profile: str, theirs: Hardware) -> None:
@@ -85,7 +88,7 @@ def _check_hardware(point: Point, profile: str, theirs: Hardware) -> None:
             raise MeasurementError(
                 f"{point.name} was measured with {field} {getattr(mine, field)!r} and profile"
                 f" {profile!r} with {getattr(theirs, field)!r}: profile and replay belong on one"
-                " machine"
+                " machine, unless --allow-other-hardware is given"
             )
 
 

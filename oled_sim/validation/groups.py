@@ -28,13 +28,14 @@ def rankings_of(
         comparisons: all points.
         assumed_spread: relative spread of those that were run once; None leaves it unknown.
     """
-    groups: dict[str, dict[str, dict[Passes, Comparison]]] = {}
+    groups: dict[tuple[str, str], dict[str, dict[Passes, Comparison]]] = {}
     for comparison in comparisons:
         about = comparison.point.about
-        policies = groups.setdefault(_where(about), {})
+        # Two traces of one name are two data sets.
+        policies = groups.setdefault((_where(about), about.trace.sha256), {})
         points = policies.setdefault(about.policy.label, {})
         points[about.warmup, about.measured] = comparison
-    found = [_rank(where, policies, assumed_spread) for where, policies in groups.items()]
+    found = [_rank(where, policies, assumed_spread) for (where, _), policies in groups.items()]
     return [ranking for ranking in found if ranking is not None]
 
 

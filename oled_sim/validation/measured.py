@@ -141,9 +141,10 @@ class About(_Strict, frozen=True, kw_only=True):
         policy, rules, geometry, profile: what ran; ``geometry`` is the cost geometry.
         cache: slots per MoE layer.
         trace: where the requests come from. history: requests that a policy which learns has
-            learnt from, by simulation. warmup: run before, not measured. measured: what the tables
+            learnt from, by simulation. warmup: run before, on hardware or by
+            simulation, not measured. measured: what the tables
             hold.
-        repetitions: each from the same state: that before the first request.
+        repetitions: each from the same state: that after history and warm-up.
         lossless: None if it was not checked.
         arrivals_recorded: whether the order of prefetch arrivals was noted.
         machine, software: where it ran. command, date: how and when.

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.budget import Budget
@@ -26,11 +24,10 @@ from oled_sim.validation.rows import event_rows, pass_rows
 
 
 class Basis(NamedTuple):
-    """What a prediction rests on. ``expert_bytes``: int64 [L]."""
+    """What a prediction rests on. Experts have the size of the cost geometry, as on hardware."""
 
     source: Source
     costs: LaneCosts
-    expert_bytes: NDArray[np.int64]
 
 
 class Prediction(NamedTuple):
@@ -102,7 +99,6 @@ def predict(about: About, basis: Basis, policy: Policy) -> Prediction:
         [Contender(about.policy.label, policy, Budget(cache=about.cache))],
         basis.costs,
         rules_of(about),
-        expert_bytes=basis.expert_bytes,
         observe=_keep_in(seen),
     )
     counted = [record for record in seen if record.group.split == "counted"]

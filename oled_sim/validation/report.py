@@ -133,6 +133,7 @@ def point_row(comparison: Comparison) -> dict[str, Any]:
     }
     sides = {"predicted": times.predicted, "measured": times.measured}
     for side, latency in sides.items():
+        row[f"{side}_prefill_us"] = latency.prefill_us
         row |= {
             f"{side}_pass_p{q}_us": value
             for q, value in zip(PERCENTILES, latency.pass_us, strict=True)

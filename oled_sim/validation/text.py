@@ -138,17 +138,19 @@ def _point(comparison: Comparison) -> tuple[str, ...]:
 
 def _passes(comparisons: Sequence[Comparison]) -> Section:
     return Section(
-        "Time of a decode pass",
-        (*KEYS, *(f"p{q}" for q in PERCENTILES)),
+        "Time of a pass",
+        (*KEYS, *(f"p{q}" for q in PERCENTILES), "prefill"),
         tuple((*_key(c.point.about), *_percentiles(c.times)) for c in comparisons),
         _TEXT,
-        "ms, predicted / measured.",
+        "ms, predicted / measured. Percentiles: over decode passes. prefill: all prefill passes of"
+        " a request.",
     )
 
 
 def _percentiles(times: Times) -> list[str]:
-    pairs = zip(times.predicted.pass_us, times.measured.pass_us, strict=True)
-    return [f"{_ms(said)} / {_ms(seen)}" for said, seen in pairs]
+    said, seen = times.predicted, times.measured
+    pairs = zip((*said.pass_us, said.prefill_us), (*seen.pass_us, seen.prefill_us), strict=True)
+    return [f"{_ms(ours)} / {_ms(theirs)}" for ours, theirs in pairs]
 
 
 def _errors(title: str, key: str, groups: dict[str, Errors], overall: Errors) -> Section:

@@ -24,17 +24,19 @@ REGIMES = {"gpu": "compute-bound", "h2d": "transfer-bound", "cpu": "CPU-bound"}
 
 @dataclass(frozen=True)
 class Latency:
-    """A point's times in µs, over decode passes (denoise and commit).
+    """A point's times in µs, over decode passes (denoise and commit) but for ``prefill_us``.
 
     What was measured several times is the median over repetitions.
 
     Attributes:
         tpot_us: mean over requests.
         pass_us: percentiles ``PERCENTILES`` of the time of a pass.
+        prefill_us: mean over requests of the time of their prefill passes.
         lanes: mean per pass by name, such as ``gpu_busy_us``; NaN where not measured.
     """
 
     tpot_us: float
+    prefill_us: float
     pass_us: tuple[float, ...]
     lanes: dict[str, float]
 
@@ -121,19 +123,21 @@ def _decode(passes: pa.Table) -> pa.Table:
 
 def _runs(passes: pa.Table, tokens: Mapping[int, int]) -> list[Latency]:
     """Return the times of every repetition."""
-    decode = _decode(passes)
-    repetition = decode["repetition"].to_numpy()
+    repetition = passes["repetition"].to_numpy()
     return [
-        _latency(decode.filter(pa.array(repetition == i)), tokens) for i in np.unique(repetition)
+        _latency(passes.filter(pa.array(repetition == i)), tokens) for i in np.unique(repetition)
     ]
 
 
-def _latency(decode: pa.Table, tokens: Mapping[int, int]) -> Latency:
-    """Return the times of one run from its decode passes; ``tokens`` are those put out."""
+def _latency(passes: pa.Table, tokens: Mapping[int, int]) -> Latency:
+    """Return the times of one run; ``tokens`` are those that each request put out."""
+    decode = _decode(passes)
+    prefill = passes["pass_us"].to_numpy()[passes["kind"].to_numpy() == "prefill"]
     request, time_us = decode["request"].to_numpy(), decode["pass_us"].to_numpy()
     each = [time_us[request == r].sum() / count for r, count in tokens.items()]
     return Latency(
         tpot_us=mean(np.array(each)),
+        prefill_us=float(prefill.sum()) / len(tokens),
         pass_us=tuple(percentile(time_us, q) for q in PERCENTILES),
         lanes={name: mean(decode[name].to_numpy()) for name in LANE_COLUMNS},
     )
@@ -144,6 +148,7 @@ def _median(runs: Sequence[Latency]) -> Latency:
     percentiles = np.median([run.pass_us for run in runs], axis=0)
     return Latency(
         tpot_us=float(np.median([run.tpot_us for run in runs])),
+        prefill_us=float(np.median([run.prefill_us for run in runs])),
         pass_us=tuple(percentiles.tolist()),
         lanes={name: float(np.median([r.lanes[name] for r in runs])) for name in LANE_COLUMNS},
     )

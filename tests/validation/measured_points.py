@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oled_sim.cli.simulating import costs_for, expert_bytes_of, source_for
+from oled_sim.cli.simulating import costs_for, source_for
 from oled_sim.costs.profile import Software
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy_spec import parse_policy
@@ -37,8 +37,7 @@ def made_trace(folder, seed=0, requests=3):
 
 
 def basis_of(trace, policy, profile=None):
-    costs = costs_for(trace, None, profile, False)
-    return Basis(source_for(trace, [policy]), costs, expert_bytes_of(trace, costs))
+    return Basis(source_for(trace, [policy]), costs_for(trace, None, profile, False))
 
 
 def about_of(trace, spec, cache, **changes):

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from measured_points import about_of, basis_of, changed, edited, simulated_point
+from measured_points import about_of, basis_of, changed, edited, made_trace, simulated_point
 
 from oled_sim.cli.simulating import expert_bytes_of, source_for
 from oled_sim.engine.budget import Budget
@@ -164,6 +164,8 @@ class TestTimes:
         assert found.times.output_tokens == tokens and found.times.decode_passes == 6
         expected = np.percentile(times, [10, 50, 90])
         assert found.times.measured.pass_us == pytest.approx(expected)
+        prefill = lru.passes["pass_us"].to_numpy()[0]
+        assert found.times.measured.prefill_us == pytest.approx(prefill)
 
     def test_tpot_is_a_mean_over_requests(self, trace, validated):
         cuts = (Cut(request=1), Cut(request=2))
@@ -299,6 +301,16 @@ class TestRankings:
         assert times["lru"].measured_us == mine.measured.tpot_us
         assert times["lru"].spread_us == pytest.approx(mine.spread_us)
 
+    def test_traces_of_one_name_are_two_data_sets(self, trace, lru, tmp_path):
+        other = made_trace(tmp_path / "gsm", seed=9)
+        point = simulated_point(other, "oled", 4)
+        traces = {t.manifest.checksum: t for t in (trace, other)}
+
+        def basis_for(point, policy):
+            return basis_of(traces[point.about.trace.sha256], policy)
+
+        assert compare_all([lru, point], basis_for).rankings == ()
+
     def test_one_policy_makes_no_ranking(self, trace, lru, validated):
         report = validated(lru, simulated_point(trace, "oled", 8))
         assert report.rankings == () and verdicts(report)["ranking"] is None
@@ -364,6 +376,7 @@ class TestRefusals:
             other = changed(lru, machine=msgspec.structs.replace(machine, hardware=hardware))
             with pytest.raises(MeasurementError, match=f"was measured with {field} {value!r}"):
                 check_profile(other, profile)
+            check_profile(other, profile, other_hardware=True)
 
     def test_a_trace_that_has_changed(self, lru, trace):
         check_trace(lru, trace.manifest)

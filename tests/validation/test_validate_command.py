@@ -134,6 +134,16 @@ def test_a_profile_of_ones_own(trace, tmp_path):
     assert code == 1 and "is not the one that" in err and "'mine'" in err
 
 
+def test_a_profile_of_another_machine(trace, tmp_path):
+    point = simulated_point(trace, "lru", 4)
+    hardware = msgspec.structs.replace(point.about.machine.hardware, gpu="NVIDIA L4")
+    machine = msgspec.structs.replace(point.about.machine, hardware=hardware)
+    root = save(tmp_path / "r", changed(point, machine=machine))
+    code, _, err = call("validate", root)
+    assert code == 1 and "was measured with gpu 'NVIDIA L4'" in err
+    assert call("validate", root, "--allow-other-hardware")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
