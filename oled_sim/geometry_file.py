@@ -43,17 +43,10 @@ def read_geometry(path: Path) -> CostGeometry:
     return _checked(cost, path)
 
 
-def _from_config(path: Path, text: bytes) -> CostGeometry:
-    try:
-        config = LLaDA2Config.from_file(path)
-        dtype = msgspec.json.decode(text).get("dtype", "bfloat16")
-    except CheckpointError as error:
-        raise UsageError(f"geometry {error}") from error
-    if dtype not in BYTES:
-        raise UsageError(f"geometry {path}: dtype {dtype!r} is none of {', '.join(BYTES)}")
-    named = path.resolve()
+def cost_geometry(config: LLaDA2Config, weight_bytes: int, name: str = "model") -> CostGeometry:
+    """Return the cost geometry of a model whose weights take ``weight_bytes`` bytes each."""
     return CostGeometry(
-        name=named.parent.name if named.name == "config.json" else named.stem,
+        name=name,
         hidden_size=config.hidden_size,
         dense_intermediate_size=config.intermediate_size,
         moe_intermediate_size=config.moe_intermediate_size,
@@ -66,8 +59,21 @@ def _from_config(path: Path, text: bytes) -> CostGeometry:
         kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         vocabulary=config.vocab_size,
-        weight_bytes=BYTES[dtype],
+        weight_bytes=weight_bytes,
     )
+
+
+def _from_config(path: Path, text: bytes) -> CostGeometry:
+    try:
+        config = LLaDA2Config.from_file(path)
+        dtype = msgspec.json.decode(text).get("dtype", "bfloat16")
+    except CheckpointError as error:
+        raise UsageError(f"geometry {error}") from error
+    if dtype not in BYTES:
+        raise UsageError(f"geometry {path}: dtype {dtype!r} is none of {', '.join(BYTES)}")
+    named = path.resolve()
+    name = named.parent.name if named.name == "config.json" else named.stem
+    return cost_geometry(config, BYTES[dtype], name)
 
 
 def _checked(cost: CostGeometry, path: Path) -> CostGeometry:

@@ -117,6 +117,11 @@ class CpuLane:
         self._finished.clear()
         self._jobs.put(_Job(layer, x, rows, which))
 
+    @property
+    def sums(self) -> Tensor:
+        """Where results land on the device, [most_tokens, h]: what :meth:`result` is a view of."""
+        return self._back
+
     def poll(self) -> bool:
         """Return whether the copy of the last job's sums to the device has been queued."""
         return self._finished.is_set()
@@ -132,11 +137,7 @@ class CpuLane:
             raise error
         if self._cuda:
             self.ready.wait()
-        return self.sums(self._tokens)
-
-    def sums(self, tokens: int) -> Tensor:
-        """Return the memory [tokens, h] on the device that :meth:`result` returns, for graphs."""
-        return self._back[:tokens]
+        return self._back[: self._tokens]
 
     def close(self) -> None:
         """End the lane's thread after the job that it is at."""
@@ -172,9 +173,7 @@ class CpuLane:
         x, sums = self._x[: self._tokens], self._sums[: self._tokens]
         if self._cuda:
             self._given.wait()
-        x.copy_(
-            job.x[: self._tokens]
-        )  # waits: the stream's earlier copy from `sums` has ended, too
+        x.copy_(job.x[: self._tokens])  # waits, also for an earlier copy from `sums`
         strategy: Strategy = "experts"
         if self._choose(len(job.which), _rows(job)) == "threads":
             strategy = "threads"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from oled_sim.geometry import CostGeometry
+from oled_sim.geometry_file import cost_geometry
 from oled_sim.model.config import LLaDA2Config
+
+__all__ = ["cost_geometry", "expert_elements", "published_config"]
 
 GROUPS, GROUPS_KEPT = 8, 4
 CONTEXT = 32768
@@ -44,26 +47,6 @@ def published_config(cost: CostGeometry) -> LLaDA2Config:
         mask_token_id=min(156895, last),
         eos_token_id=min(156892, last),
         pad_token_id=min(156892, last),
-    )
-
-
-def cost_geometry(config: LLaDA2Config, weight_bytes: int, name: str = "model") -> CostGeometry:
-    """Return the cost geometry of a model whose weights take ``weight_bytes`` bytes each."""
-    return CostGeometry(
-        name=name,
-        hidden_size=config.hidden_size,
-        dense_intermediate_size=config.intermediate_size,
-        moe_intermediate_size=config.moe_intermediate_size,
-        layers=config.num_hidden_layers,
-        dense_layers=config.first_k_dense_replace,
-        experts=config.num_experts,
-        top_k=config.num_experts_per_tok,
-        shared_experts=config.num_shared_experts,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        vocabulary=config.vocab_size,
-        weight_bytes=weight_bytes,
     )
 
 

@@ -6,18 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from oled_sim.cli import profile as command
 from oled_sim.cli.main import cli, main
+from oled_sim.cli.profile_summary import print_tables
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.store import load_profile
 
 torch = pytest.importorskip("torch", reason="measuring runs real kernels, which need torch")
 
 from oled_sim.hardware.identity import NO_GPU, hardware  # noqa: E402
+from oled_sim.hardware.measuring.measure import Measured  # noqa: E402
 
 QUICK = ["profile", "--quick", "--device", "cpu", "--workers", "1"]
 
@@ -109,12 +112,13 @@ def test_an_existing_file_is_refused_before_measuring(capsys, measured):
     assert (folder / "here.toml").read_bytes() == before
 
 
-def test_the_table_for_people_names_the_machine_and_the_file(tmp_path):
-    done = run(*QUICK, "--out", tmp_path / "toy.toml", "--name", "mine")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("mine: toy on none (CPU threads)")
-    assert "one expert from pinned memory" in done.stdout
-    assert "toy.toml" in done.stdout
+def test_the_table_for_people_names_the_machine_and_the_file(measured, capsys):
+    folder, _ = measured
+    print_tables(Measured(load_profile(folder / "here.toml"), {"total": 7.0}), Path("mine.toml"))
+    shown = capsys.readouterr().out
+    assert shown.startswith("here: tiny on none (CPU threads)")
+    assert "one expert from pinned memory" in shown
+    assert "Measured in 7 s, written to mine.toml." in shown
 
 
 def test_an_interrupt_leaves_no_file(monkeypatch, capsys, tmp_path):

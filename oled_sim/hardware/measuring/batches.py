@@ -22,7 +22,9 @@ from oled_sim.hardware.measuring.timing import Call
 from oled_sim.hardware.place import Place
 
 CALLS = 8
-"""Calls in one graph."""
+"""Calls in one graph of short ones."""
+SHORT_TOKENS, SHORT_KEYS = 1 << 10, 1 << 17
+"""Tokens, and keys of all requests, up to which a call is short."""
 ROTARY = 64
 BLOCK = 32
 L2_MULTIPLE_BYTES = 256 << 20
@@ -129,20 +131,22 @@ def measure_batches(sweep: Sweep, rig: Rig, cache_bytes: int, rotate_bytes: int)
     a, clock, place = rig.axes, sweep.clock, rig.place
     attention = Attention(place, rig.cost, cache_bytes // place.item_bytes, rotate_bytes)
 
-    def times(call: Call) -> list[float]:
+    def times(call: Call, short: bool) -> list[float]:
         if not clock.cuda:
             return clock.device_times(call)
-        graphs = Graphs(place.device)
-        graphs.capture("calls", lambda: [call() for _ in range(CALLS)])
-        return [us / CALLS for us in clock.device_times(lambda: graphs.replay("calls"))]
+        graphs, count = Graphs(place.device), CALLS if short else 1
+        graphs.capture("calls", lambda: [call() for _ in range(count)])
+        return [us / count for us in clock.device_times(lambda: graphs.replay("calls"))]
 
     def block(requests: int, keys: int) -> list[float]:
         size = requests * keys * rig.cost.kv_heads * rig.cost.head_dim
         if size > attention.cache.numel() // 2:
             return []
-        return times(attention.block_attention(requests, keys))
+        return times(attention.block_attention(requests, keys), requests * keys <= SHORT_KEYS)
 
-    sweep.curve("projections", a.tokens, lambda t: times(attention.projections(t)))
+    sweep.curve(
+        "projections", a.tokens, lambda t: times(attention.projections(t), t <= SHORT_TOKENS)
+    )
     sweep.grid("block_attention", a.requests, a.keys, block)
 
 
