@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import linear
 
 from oled_sim.geometry import CostGeometry
+from oled_sim.hardware.fused_attention import FusedAttention
 from oled_sim.hardware.graphs import Graphs
 from oled_sim.hardware.place import Place
-from oled_sim.hardware.static_attention import StaticAttention, padded_keys
+from oled_sim.hardware.static_attention import StaticAttention
+from oled_sim.hardware.steps import FusedSteps, PlainSteps, Steps
 from oled_sim.hardware.weights import BackboneWeights, LayerWeights, Mlp, Model
 from oled_sim.model.moe import LLaDA2MoeGate
 
@@ -39,6 +41,8 @@ class Backbone:
         graphs: whether :meth:`capture` captures (CUDA only).
         weights: instead of random ones; ``cost``, ``layers`` and ``seed`` are then ignored, see
             :meth:`from_model`.
+        fused: whether Triton's kernels run between matrix products; default on CUDA. On the CPU
+            they need Triton's interpreter, for tests.
     """
 
     def __init__(
@@ -51,14 +55,18 @@ class Backbone:
         seed: int,
         graphs: bool = True,
         weights: BackboneWeights | None = None,
+        fused: bool | None = None,
     ) -> None:
         self.weights = weights or BackboneWeights.random(place, cost, layers, seed)
         self.place, self.block, self.max_context = place, block, max_context
         self.config = config = self.weights.config
         self.dense_layers = config.first_k_dense_replace
-        self.attention_state = StaticAttention(
-            place, config, len(self.weights.layers), block, max_context
-        )
+        fused = place.cuda if fused is None else fused
+        kind = FusedAttention if fused else StaticAttention
+        layers = len(self.weights.layers)
+        self.attention_state: StaticAttention = kind(place, config, layers, block, max_context)
+        plain = PlainSteps(config)
+        self._steps: Steps = FusedSteps(config, max_context, place.device) if fused else plain
         self._buffers = _Buffers(self.weights, block, max_context)
         self._graphs = Graphs(place.device) if graphs and place.cuda else None
         self._routed, self._judged = (torch.cuda.Event() if place.cuda else None for _ in range(2))
@@ -66,7 +74,13 @@ class Backbone:
 
     @classmethod
     def from_model(
-        cls, source: Model, place: Place, block: int, max_context: int, graphs: bool = True
+        cls,
+        source: Model,
+        place: Place,
+        block: int,
+        max_context: int,
+        graphs: bool = True,
+        fused: bool | None = None,
     ) -> Backbone:
         """Return the backbone of a model in memory or of a checkpoint folder.
 
@@ -75,7 +89,7 @@ class Backbone:
         """
         weights = BackboneWeights.from_model(source, place)
         layers = len(weights.config.moe_layers)
-        return cls(place, weights.cost, layers, block, max_context, 0, graphs, weights)
+        return cls(place, weights.cost, layers, block, max_context, 0, graphs, weights, fused)
 
     @property
     def x(self) -> Tensor:
@@ -120,15 +134,13 @@ class Backbone:
         number = self.dense_layers + layer
         weights = self.weights.layers[number]
         self._attend(number, weights)
-        self.x.copy_(self._norm(self.hidden, weights.post_norm))
+        self._steps.norm_for_experts(self.hidden, weights.post_norm, self.x)
 
     def gate(self, layer: int) -> None:
         """Route ``x``: scores, group-limited choice, copy of ids and weights to the host."""
-        router = self._router(layer)
-        ids, weights, _ = router(self.x)
-        buffers = self._buffers
-        buffers.ids_host[: self.tokens].copy_(ids, non_blocking=True)
-        buffers.weights_host[: self.tokens].copy_(weights, non_blocking=True)
+        host = self._buffers
+        ids, weights = host.ids_host[: self.tokens], host.weights_host[: self.tokens]
+        self._steps.route(self.x, self._router(layer), ids, weights)
 
     def to_gate(self, layer: int) -> None:
         """Run a MoE layer up to its routing on the host, and zero ``out``: one graph launch."""
@@ -188,7 +200,8 @@ class Backbone:
         """
         if self._graphs is None:
             return
-        ends = {padded_keys(context + self.block): context for context in contexts}
+        bucket_of = self.attention_state.bucket_of
+        ends = {bucket_of(context + self.block): context for context in contexts}
         for context in ends.values():
             self.tokens = self.block
             self.attention_state.begin(self.block, context)
@@ -224,22 +237,19 @@ class Backbone:
         assert router is not None  # every layer after the dense ones has one
         return router
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
-
     def _begin(self) -> None:
         self.attention_state.turn()
         ids = self._buffers.ids[: self.tokens]
         torch.index_select(self.weights.embedding, 0, ids, out=self.hidden)
         for number, weights in enumerate(self.weights.layers[: self.dense_layers]):
             self._attend(number, weights)
-            normed = self._norm(self.hidden, weights.post_norm)
-            self.hidden.addmm_(_inner(normed, weights.mlp), weights.mlp.down.t())
+            normed = self._steps.norm(self.hidden, weights.post_norm)
+            self.hidden.addmm_(self._inner(normed, weights.mlp), weights.mlp.down.t())
 
     def _attend(self, number: int, weights: LayerWeights) -> None:
         """Add the attention of a layer, counted over all layers, to ``hidden``."""
-        qkv = F.linear(self._norm(self.hidden, weights.input_norm), weights.qkv)
-        mixed = self.attention_state(number, qkv, weights.query_norm, weights.key_norm)
+        qkv = linear(self._steps.norm(self.hidden, weights.input_norm), weights.qkv)
+        mixed = self.attention_state(number, qkv, weights.head_norms)
         self.hidden.addmm_(mixed, weights.dense.t())
 
     def _to_gate(self, layer: int) -> None:
@@ -249,29 +259,24 @@ class Backbone:
 
     def _shared(self, layer: int) -> None:
         mlp = self.weights.layers[self.dense_layers + layer].mlp
-        torch.mm(_inner(self.x, mlp), mlp.down.t(), out=self._buffers.shared[: self.tokens])
+        torch.mm(self._inner(self.x, mlp), mlp.down.t(), out=self._buffers.shared[: self.tokens])
+
+    def _inner(self, x: Tensor, mlp: Mlp) -> Tensor:
+        """Return the inner activations of a SwiGLU MLP, [T, i]."""
+        return self._steps.gate_values(linear(x, mlp.up))
 
     def _merge(self, from_cpu: Tensor | None) -> None:
-        routed = self.out.view(self.tokens, -1, self.out.shape[1])
-        total = routed.sum(1, dtype=torch.float32).add_(self._buffers.shared[: self.tokens])
-        if from_cpu is not None:
-            total.add_(from_cpu)
-        self.hidden.copy_(total.add_(self.hidden))
+        shared = self._buffers.shared[: self.tokens]
+        self._steps.merge(self.out, shared, from_cpu, self.hidden)
 
     def _head(self) -> None:
         buffers, rows = self._buffers, min(self.tokens, self.block)
-        last = self._norm(self.hidden[-rows:], self.weights.norm)
-        logits = self.logits.copy_(F.linear(last, self.weights.head))
+        last = self._steps.norm(self.hidden[-rows:], self.weights.norm)
+        logits = self.logits.copy_(linear(last, self.weights.head))
         best, ids = logits.max(-1)
         confidence = (best - logits.logsumexp(-1)).exp()
         buffers.best_host[:rows].copy_(ids, non_blocking=True)
         buffers.confidence_host[:rows].copy_(confidence, non_blocking=True)
-
-
-def _inner(x: Tensor, mlp: Mlp) -> Tensor:
-    """Return the inner activations of a SwiGLU MLP, [T, i]."""
-    gate, up = F.linear(x, mlp.up).chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
 
 
 class _Buffers:

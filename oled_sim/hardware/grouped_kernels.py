@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001 - Triton reads annotations itself and knows tl.constexpr alone
 """Triton kernels of the grouped experts. Import on CUDA, or with ``TRITON_INTERPRET=1``.
 
 Rows are worked on in blocks of 16, each block of one expert. A *table* of int32 describes the
@@ -8,15 +9,13 @@ own rows and weights alone: tiles are of fixed size and nothing is summed across
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton  # pyright: ignore[reportMissingImports] - comes with torch for CUDA
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit
 def upload(
-    staged: Any, counter: Any, table: Any, size: Any, stride: Any, ring: tl.constexpr,
+    staged, counter, table, size, stride, ring: tl.constexpr,
     chunk: tl.constexpr,
 ) -> None:  # fmt: skip
     """Copy the next staged table from page-locked host memory, read over the link by this kernel.
@@ -31,7 +30,7 @@ def upload(
 
 @triton.jit
 def up_projection(
-    x: Any, weights: Any, table: Any, inner: Any, blocks: Any, slot_stride: Any,
+    x, weights, table, inner, blocks, slot_stride,
     top_k: tl.constexpr, f: tl.constexpr, h: tl.constexpr,
     rows: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -76,7 +75,7 @@ def up_projection(
 
 @triton.jit
 def down_projection(
-    inner: Any, weights: Any, table: Any, out: Any, counter: Any, blocks: Any, slot_stride: Any,
+    inner, weights, table, out, counter, blocks, slot_stride,
     f: tl.constexpr, h: tl.constexpr,
     rows: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -68,8 +68,12 @@ class StaticAttention:
 
     @property
     def bucket(self) -> int:
-        """Keys that the attention reads: padded for a block, exact otherwise."""
-        return padded_keys(self.end) if self.tokens == self.block else self.end
+        """Keys that the attention of this pass reads: padded for a block, exact otherwise."""
+        return self.bucket_of(self.end) if self.tokens == self.block else self.end
+
+    def bucket_of(self, end: int) -> int:
+        """Return the keys that a block reads which ends at position ``end``."""
+        return padded_keys(end)
 
     def begin(self, tokens: int, context: int) -> None:
         """Prepare a pass of ``tokens`` tokens after ``context`` kept ones.
@@ -95,22 +99,22 @@ class StaticAttention:
         for table, turns in zip(self._tables, self._turns, strict=True):
             torch.index_select(table, 0, self.positions, out=turns[: self.tokens])
 
-    def __call__(self, layer: int, qkv: Tensor, query_norm: Tensor, key_norm: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, norms: Tensor) -> Tensor:
         """Normalise and rotate, keep keys and values, attend.
 
         Args:
             layer: counted from 0 over all layers.
             qkv: [T, (heads + 2·kv heads)·head_dim], projected.
-            query_norm, key_norm: [head_dim].
+            norms: [2, head_dim], weights of the norm of queries and of keys.
 
         Returns:
             [T, heads·head_dim].
         """
         fused = qkv.view(len(qkv), -1, self.head_dim).transpose(0, 1)
         q, k, v = fused.split((self.heads, self.kv_heads, self.kv_heads))
-        self.keys[layer].index_copy_(1, self.positions, self._rotated(k, key_norm))
+        self.keys[layer].index_copy_(1, self.positions, self._rotated(k, norms[1]))
         self.values[layer].index_copy_(1, self.positions, v)
-        return self._attend(layer, self._rotated(q, query_norm))
+        return self._attend(layer, self._rotated(q, norms[0]))
 
     def _rotated(self, x: Tensor, norm: Tensor) -> Tensor:
         """Normalise heads [n, T, d] and turn them; see :func:`oled_sim.model.layers.rotate`."""

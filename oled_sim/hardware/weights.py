@@ -44,7 +44,7 @@ class LayerWeights:
     """One layer: attention, norms, and a dense MLP or a gate with its shared expert.
 
     Attributes:
-        input_norm, post_norm: [h]. query_norm, key_norm: [head_dim].
+        input_norm, post_norm: [h]. head_norms: [2, head_dim], of queries and of keys.
         qkv: [(heads + 2·kv heads)·head_dim, h]. dense: [h, heads·head_dim].
         mlp: the dense MLP, or the shared expert.
         gate: the router, fp32 weights; None in a dense layer.
@@ -52,8 +52,7 @@ class LayerWeights:
 
     input_norm: Tensor
     post_norm: Tensor
-    query_norm: Tensor
-    key_norm: Tensor
+    head_norms: Tensor
     qkv: Tensor
     dense: Tensor
     mlp: Mlp
@@ -69,8 +68,7 @@ class LayerWeights:
         return cls(
             input_norm=_empty(place, h),
             post_norm=_empty(place, h),
-            query_norm=_empty(place, d),
-            key_norm=_empty(place, d),
+            head_norms=_empty(place, 2, d),
             qkv=_empty(place, (heads + both) * d, h),
             dense=_empty(place, h, heads * d),
             mlp=Mlp.empty(place, h, shared if sparse else config.intermediate_size),
@@ -82,8 +80,8 @@ class LayerWeights:
         parts = {
             f"{stem}.input_layernorm.weight": self.input_norm,
             f"{stem}.post_attention_layernorm.weight": self.post_norm,
-            f"{stem}.attention.query_layernorm.weight": self.query_norm,
-            f"{stem}.attention.key_layernorm.weight": self.key_norm,
+            f"{stem}.attention.query_layernorm.weight": self.head_norms[0],
+            f"{stem}.attention.key_layernorm.weight": self.head_norms[1],
             f"{stem}.attention.query_key_value.weight": self.qkv,
             f"{stem}.attention.dense.weight": self.dense,
         }
@@ -137,7 +135,7 @@ class BackboneWeights:
         for name, tensor in weights.named().items():
             if name.endswith("expert_bias"):
                 tensor.zero_()
-            elif tensor.dim() == 1:
+            elif "norm" in name:
                 tensor.fill_(1.0)
             elif name.startswith("model.word_embeddings"):
                 tensor.normal_(generator=generator)

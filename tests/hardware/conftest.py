@@ -30,6 +30,10 @@ def on_gpu():
 
 @pytest.fixture(scope="session")
 def model():
+    return varied_model()
+
+
+def varied_model():
     """A native model with weights large enough that routing varies, biases and norms included."""
     model = LLaDA2MoeModelLM(tiny_config(initializer_range=0.2), seed=3)
     generator = torch.Generator().manual_seed(4)

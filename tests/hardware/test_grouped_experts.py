@@ -47,6 +47,7 @@ def test_rows_come_first(cpu, cost):
         make(cpu, cost, 4).run(torch.ones(4, cost.hidden_size), [], [], torch.ones(16, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, whose interpreter runs it"
 )
