@@ -169,7 +169,7 @@ def route(
     member = tl.arange(0, size)
     best = tl.argmax(grouped, 1)
     rest = tl.where(member[None, :] == best[:, None], float("-inf"), grouped)
-    strength = tl.max(grouped, 1) + tl.max(rest, 1)
+    strength = tl.max(grouped, 1) + tl.max(rest, 1)  # pyright: ignore
     group = tl.arange(0, groups)
     kept = tl.zeros((groups,), tl.int32)
     for _ in tl.static_range(kept_groups):  # pyright: ignore
