@@ -1,1 +1,127 @@
 """Measured points as files, and requests cut short."""
+
+import msgspec
+import numpy as np
+import pytest
+from measured_points import GEOMETRY, about_of, save, simulated_point
+
+from oled_sim.engine.cut import CutSource, first_decode_passes
+from oled_sim.engine.source import MemoryTrace
+from oled_sim.errors import MeasurementError, UsageError
+from oled_sim.testing.traces import random_request
+from oled_sim.trace.schema import Kind
+from oled_sim.validation.measured import (
+    EVENTS,
+    PASSES,
+    Cut,
+    point_name,
+    read_points,
+    unfinished,
+    write_point,
+)
+
+
+@pytest.fixture(scope="module")
+def point(trace):
+    return simulated_point(trace, "lru", 4, factors=(1.0, 1.1))
+
+
+class TestCut:
+    def test_keeps_the_first_decode_passes(self):
+        request = random_request(np.random.default_rng(1), GEOMETRY, passes=9)
+        for n in (1, 3, 7):
+            cut = first_decode_passes(request, n)
+            assert (cut.kind != Kind.PREFILL).sum() == n
+            assert cut.passes == n + 1 and cut.request == request.request
+            rows = cut.token_offset[-1]
+            np.testing.assert_array_equal(cut.position, request.position[:rows])
+
+    @pytest.mark.parametrize("n", [None, 8, 100])
+    def test_a_request_with_no_more_stays_whole(self, n):
+        request = random_request(np.random.default_rng(1), GEOMETRY, passes=9)
+        assert first_decode_passes(request, n) is request
+
+    def test_output_is_what_the_kept_passes_accept(self):
+        requests = [
+            random_request(np.random.default_rng(i), GEOMETRY, request=i, passes=9)
+            for i in range(3)
+        ]
+        source = MemoryTrace(GEOMETRY, requests, outputs={0: 50, 1: 50, 2: 1})
+        cut = CutSource(source, {2: 4, 0: None, 1: 4})
+        assert cut.requests == (2, 0, 1)
+        kept = int(requests[1].accepted_count[:5].sum())
+        assert [cut.output_tokens(r) for r in (0, 1, 2)] == [50, kept, 1]
+        assert cut.read(0) is requests[0] and cut.read(1).passes == 5
+        assert (cut.geometry, cut.signals) == (GEOMETRY, source.signals)
+
+
+class TestFiles:
+    def test_come_back_as_they_were(self, point, tmp_path):
+        root = save(tmp_path / "r", point)
+        (back,) = read_points(root)
+        assert back.folder == root / "lru-c4-gsm-r1" == root / point_name(point.about)
+        assert msgspec.structs.replace(back.about, tables={}) == point.about
+        assert back.passes.equals(point.passes) and back.events.equals(point.events)
+
+    def test_names_tell_policy_cache_trace_and_requests(self, trace):
+        about = about_of(
+            trace, "oled:priority,psi=square", 40, measured=(Cut(request=1), Cut(request=2))
+        )
+        assert point_name(about) == "oled-priority-psi-square-c40-gsm-r1-2"
+
+    def test_nothing_is_overwritten_unasked(self, point, tmp_path):
+        folder = save(tmp_path / "r", point) / point_name(point.about)
+        before = (folder / "point.json").read_bytes()
+        with pytest.raises(UsageError, match="exists"):
+            write_point(folder, point)
+        write_point(folder, point, force=True)
+        assert (folder / "point.json").read_bytes() == before
+
+    def test_an_unfinished_point_is_none(self, point, tmp_path):
+        root = save(tmp_path / "r", point)
+        (root / point_name(point.about) / "point.json").unlink()
+        assert list(unfinished(root)) == [root / point_name(point.about)]
+        with pytest.raises(UsageError, match="holds no measured point"):
+            read_points(root)
+
+    @pytest.mark.parametrize("name", [PASSES, EVENTS])
+    def test_a_flipped_bit_is_found(self, point, tmp_path, name):
+        root = save(tmp_path / "r", point)
+        file = root / point_name(point.about) / name
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(MeasurementError, match=f"{name} does not match its checksum"):
+            read_points(root)
+        file.unlink()
+        with pytest.raises(MeasurementError, match="cannot be read: No such file"):
+            read_points(root)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            (b'"format": 1', b'"format": 2', "has format 2, and this version reads 1"),
+            (b'"cache": 4', b'"cache": -4', "a cache of -4 slots is impossible"),
+            (b'"cache": 4', b'"cash": 4', "unknown field `cash`"),
+            (b'"repetitions": 2', b'"repetitions": 0', "no repetition"),
+            (b'"request": 0', b'"request": 1', "are not all different"),
+            (b'"decode_passes": 6', b'"decode_passes": 0', "nothing to run"),
+            (b'"cache": 4', b'"cache": ', "breaks the format"),
+        ],
+    )
+    def test_a_broken_description_is_named(self, point, tmp_path, old, new, words):
+        root = save(tmp_path / "r", point)
+        file = root / point_name(point.about) / "point.json"
+        assert old in file.read_bytes()
+        file.write_bytes(file.read_bytes().replace(old, new, 1))
+        with pytest.raises(MeasurementError, match=words) as caught:
+            read_points(root)
+        assert str(file) in str(caught.value)
+
+    def test_tables_must_have_their_columns(self, point, tmp_path):
+        with pytest.raises(MeasurementError, match="lacks the column 'pass_us'"):
+            save(tmp_path / "a", point._replace(passes=point.passes.drop_columns("pass_us")))
+        text = point.passes.set_column(6, "pass_us", point.passes["kind"])
+        with pytest.raises(MeasurementError, match="has a column of another type"):
+            save(tmp_path / "b", point._replace(passes=text))
+        assert not list(tmp_path.rglob("point.json"))
