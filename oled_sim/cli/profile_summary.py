@@ -48,9 +48,10 @@ def print_tables(measured: Measured, out: Path) -> None:
     """Print the key figures as a table, and where the profile is."""
     profile, console = measured.profile, table_console()
     hardware, costs = profile.hardware, LaneCosts(profile)
+    workers = f"{hardware.workers} worker{'s' if hardware.workers > 1 else ''}"
     console.print(
-        f"{profile.name}: {profile.geometry.name} on {hardware.gpu}, {hardware.cpu} with "
-        f"{hardware.workers} workers, link {costs.link_bandwidth_gb_s:.1f} GB/s",
+        f"{profile.name}: {profile.geometry.name} on {hardware.gpu}, {hardware.cpu} with {workers},"
+        f" link {costs.link_bandwidth_gb_s:.1f} GB/s",
         soft_wrap=True,
     )
     rows = [(words, *(f"{v:,.1f}" for v in (q.median, q.p10, q.p90)))

@@ -56,6 +56,23 @@ def one_by_one(cost, weights, layer, x, event, which):
     return sums
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_sums_come_back_to_the_gpu_while_it_works_on():
+    weights, event = weights_of(WIDE), event_of(WIDE, tokens=40)
+    place, which = Place(torch.device("cuda"), torch.float32), np.arange(len(event.expert))
+    x, busy = torch.randn(40, WIDE.hidden_size), torch.randn(4096, 4096, device="cuda")
+    expected = one_by_one(WIDE, weights, 1, x, event, which)
+    with CpuLane(weights, place, WIDE, 2, 64) as lane:
+        for _ in range(3):
+            there = x.cuda()
+            lane.submit(1, there, event, which)
+            for _ in range(20):
+                busy = busy @ busy / 64
+            found = lane.result()
+            assert found.data_ptr() == lane.sums.data_ptr()
+            torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-4)
+
+
 def lane_of(cost, weights, workers=2, strategy=None, most=64):
     return CpuLane(weights, HERE, cost, workers, most, strategy)
 

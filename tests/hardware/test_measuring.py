@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="measuring runs real kernels, which need torch")
 
+from oled_sim.costs.lanes import LaneCosts  # noqa: E402
 from oled_sim.geometry import GEOMETRIES, CostGeometry  # noqa: E402
 from oled_sim.hardware.measuring.axes import cpu_axes, full_axes, quick_axes  # noqa: E402
 from oled_sim.hardware.measuring.batches import BLOCK, Attention  # noqa: E402
@@ -21,6 +22,7 @@ from oled_sim.hardware.measuring.experts import _faster, grouped_call, lane_job 
 from oled_sim.hardware.measuring.layers import LayerTimes, _keep  # noqa: E402
 from oled_sim.hardware.measuring.links import Ring  # noqa: E402
 from oled_sim.hardware.measuring.loads import RepeatedLoad  # noqa: E402
+from oled_sim.hardware.measuring.measure import Plan, measure  # noqa: E402
 from oled_sim.hardware.measuring.rig import built  # noqa: E402
 from oled_sim.hardware.measuring.sweep import Sweep  # noqa: E402
 from oled_sim.hardware.measuring.timing import Clock, between_us, spread  # noqa: E402
@@ -221,3 +223,14 @@ def test_marks_on_a_cpu_device_are_times():
     last = clock.mark()
     assert between_us(first, last) >= 0.0
     assert np.isfinite(clock.device_times(lambda: None)).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_everything_is_measured_on_a_gpu():
+    plan = Plan(replace(SMALL, weight_bytes=2), Place(torch.device("cuda"), torch.bfloat16), 1,
+        block=8, quick=True)  # fmt: skip
+    found = measure(plan)
+    costs = LaneCosts(found.profile)
+    assert found.profile.hardware.gpu == torch.cuda.get_device_name()
+    assert costs.dense_us(8, 16) > 0
+    assert costs.gate_us(8) > 0

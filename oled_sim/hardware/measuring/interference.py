@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from oled_sim.costs.profile import Beside, Interference
+from oled_sim.errors import ProfileError
 from oled_sim.hardware.measuring.experts import grouped_call, lane_job
 from oled_sim.hardware.measuring.links import expert_copies
 from oled_sim.hardware.measuring.loads import Load, QueuedLoad, RepeatedLoad
@@ -78,7 +79,10 @@ def _beside(
             load.stop()
         clock.synchronize()
     if not samples:
-        raise RuntimeError("no load outlived a sample of another lane")
+        raise ProfileError(
+            "no lane could be kept busy while another was measured: measure again while nothing "
+            "else runs on the machine"
+        )
     return samples
 
 

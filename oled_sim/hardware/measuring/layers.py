@@ -30,6 +30,8 @@ RESIDENTS = 24
 """Experts that hit in the layers that are timed, with two tokens each."""
 
 ROUTED_SCALE = 2.5
+PARTS = 4
+"""A sample gives this many figures, so it may take as many budgets."""
 
 Samples = dict[int, list[float]]
 
@@ -57,7 +59,8 @@ def measure_layers(sweep: Sweep, rig: Rig, block: int) -> None:
     ``dense_layer``: block-sized passes as graphs, longer ones kernel by kernel.
     """  # fmt: skip
     a, times = rig.axes, LayerTimes()
-    clock = replace(sweep.clock, most=sweep.clock.most * sweep.clock.rounds)
+    usual = sweep.clock
+    clock = replace(usual, most=usual.most * usual.rounds, budget_us=PARTS * usual.budget_us)
     weights = BackboneWeights.random(rig.place, rig.cost, rig.layers, SEED)
     every = sorted({*a.tokens, *a.dense_tokens})
     rows = [t for t in a.head_tokens if t > block]
@@ -170,13 +173,14 @@ class _Walk:
 
 def _walk(clock: Clock, rig: Rig, weights: BackboneWeights, tokens: int, block: int) -> _Walk:
     """Return a backbone at a pass of some tokens, captured as graphs if they are a block."""
-    contexts, is_block = _contexts(rig, tokens), tokens == block
-    capacity = max(block, tokens + contexts[-1])
+    a, is_block = rig.axes, tokens == block
+    # The same for all, so that the memory of one serves the next.
+    capacity = max(block, a.tokens[-1], a.dense_tokens[-1] + a.context[-1])
     backbone = Backbone(rig.place, rig.cost, rig.layers, block, capacity, SEED, is_block, weights)
     backbone.begin_pass(tokens, 0)
     graphs = Graphs(rig.place.device) if is_block and rig.place.cuda else None
     walk = _Walk(clock, rig, backbone, tokens, graphs)
-    walk.capture(contexts)
+    walk.capture(_contexts(rig, tokens))
     return walk
 
 

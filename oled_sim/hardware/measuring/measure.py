@@ -80,6 +80,7 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
 
     Raises:
         CapacityError: not enough memory on the host or the GPU.
+        ProfileError: the lanes were too disturbed to see how they slow each other.
         UsageError: torch cannot serve so many workers.
     """
     start = time.perf_counter()
