@@ -117,7 +117,7 @@ class Backbone:
         Args:
             tokens: T.
             context: tokens whose keys and values were kept; they precede the pass.
-            ids: int [T] token ids; None keeps those of the pass before (random ones at first).
+            ids: int [T] token ids; None keeps those of the pass before (at first any).
 
         Raises:
             ValueError: the pass does not fit ``max_context``.
@@ -191,7 +191,7 @@ class Backbone:
         return buffers.best_view[:rows].copy(), buffers.confidence_view[:rows].copy()
 
     def capture(self, contexts: Iterable[int], from_cpu: Tensor | None = None) -> None:
-        """Capture passes of ``block`` tokens ahead; overwrites the state of the pass at work.
+        """Capture passes of ``block`` tokens ahead; overwrites the pass at work and kept keys.
 
         Args:
             contexts: tokens kept before the passes to come. Contexts whose keys are padded to the
@@ -289,7 +289,7 @@ class _Buffers:
         self.x, self.hidden, self.shared = (torch.zeros(most, h, **like) for _ in range(3))
         self.out = torch.zeros(most * k, h, **like)
         self.logits = torch.zeros(block, config.vocab_size, device=device)
-        self.ids = torch.randint(config.vocab_size, (most,), device=device)
+        self.ids = torch.arange(most, device=device) * 7919 % config.vocab_size
         pin = place.cuda
         self._staged = torch.zeros(most, dtype=torch.int64, pin_memory=pin)
         self._uploaded = torch.cuda.Event() if pin else None

@@ -131,14 +131,17 @@ class _Launcher:
         """Capture a call for each number of blocks up to ``blocks``."""
         rooms = [room for room in ROOMS if room <= self.most_blocks]
         rooms = [room for i, room in enumerate(rooms) if i == 0 or rooms[i - 1] < blocks]
-        self.table.fill_(-1)
+        self._wait()
+        self.stage.clear()  # capturing runs each call once, on what is staged: nothing
         for room in rooms:
             self.graphs.capture(_key(x, out, room), lambda n=room: self._from_ring(x, out, n))
         self.rooms = np.array(rooms, np.int32)
+        self._wait()
+        self.counter.zero_()
+
+    def _wait(self) -> None:
         if self.place.cuda:
             torch.cuda.synchronize(self.place.device)
-        self.counter.zero_()
-        self.stage.restart()
 
     def run(self, x: Tensor, rows: EventRows, which: NDArray, slots: NDArray, out: Tensor) -> None:
         """See :meth:`GroupedExperts.run`."""
@@ -203,8 +206,9 @@ class _Stage:
         # written again.
         self._events = [torch.cuda.Event() for _ in range(3)] if cuda else []
 
-    def restart(self) -> None:
-        """Begin with the first table again."""
+    def clear(self) -> None:
+        """Empty all tables and begin with the first again; no call may be at work."""
+        self.ring.fill_(-1)
         self._turn = 0
 
     def next(self) -> NDArray[np.int32]:

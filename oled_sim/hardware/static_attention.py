@@ -139,10 +139,16 @@ class StaticAttention:
         return mixed.permute(2, 0, 1, 3).reshape(self.tokens, -1)
 
     def _block_causal(self) -> Tensor:
-        """Return bool [1, 1, share·T, end], repeated for the query heads of a group."""
+        """Return an additive mask [1, 1, share·T, end], repeated for the query heads of a group.
+
+        Its rows are aligned as the memory-efficient kernel wants them, or every layer would copy.
+        """
         block = torch.arange(self.end, device=self.positions.device) // self.block
-        seen = block <= block[self.end - self.tokens :].unsqueeze(1)
-        return seen.repeat(self.heads // self.kv_heads, 1)[None, None]
+        hidden = block > block[self.end - self.tokens :].unsqueeze(1)
+        rows = self.heads // self.kv_heads * self.tokens
+        mask = self.keys.new_zeros(rows, -(-self.end // 16) * 16)[:, : self.end]
+        mask.view(-1, self.tokens, self.end).masked_fill_(hidden, -torch.inf)
+        return mask[None, None]
 
 
 def _rotary_tables(place: Place, config: LLaDA2Config, positions: int) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,7 @@ class FusedSteps(PlainSteps):
         self._kernels: Any = layer_kernels
         self._config = config
         self._fits = all(n & (n - 1) == 0 for n in (config.num_experts, config.n_group))
-        self._copy = torch.empty(most_tokens, config.hidden_size, device=device)
+        self._copy = torch.zeros(most_tokens, config.hidden_size, device=device)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """See :class:`Steps`."""

@@ -53,7 +53,7 @@ def test_locked_experts_arrive_intact_on_a_stream_of_their_own():
             assert torch.equal(slab.down[2 * slot].cpu(), experts.down(layer, expert))
             assert not slab.weights[2 * slot + 1].any()
         packed = experts.packed[0]
-        assert packed.float().std().item() == pytest.approx(1 / 2048**0.5, rel=0.5)
+        assert packed.float().std().item() == pytest.approx(2**-5, rel=0.05)
     assert not packed.is_pinned()
 
 
@@ -83,6 +83,7 @@ def test_captured_calls_equal_launched_ones_however_many():
     launched = torch.zeros_like(captured)
     slab = random_slab(BF16, MINI, MINI.experts)
     fast, plain = (GroupedExperts(BF16, MINI, slab, tokens) for _ in range(2))
+    fast.capture(x, launched)
     fast.capture(x, captured)
     random = np.random.default_rng(0)
     results = []
