@@ -91,8 +91,9 @@ def _cost(geometry: str | None, quick: bool) -> CostGeometry:
 
 
 def _require_torch() -> None:
-    if find_spec("torch") is None:
-        raise OledSimError("measuring needs torch: pip install 'oled-sim[torch]'")
+    missing = [m for m in ("torch", "safetensors", "tokenizers") if find_spec(m) is None]
+    if missing:
+        raise OledSimError(f"measuring needs {', '.join(missing)}: pip install 'oled-sim[torch]'")
 
 
 def _plan(cost: CostGeometry, options: dict[str, Any], out: Path) -> Plan:

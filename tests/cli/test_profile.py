@@ -132,7 +132,7 @@ def test_an_interrupt_leaves_no_file(monkeypatch, capsys, tmp_path):
 
 
 def test_without_torch_one_sentence_says_what_to_install(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "torch" else name)
     code, message = refused(capsys, *QUICK, "--out", tmp_path / "toy.toml")
     assert code == 1
     assert message == "Error: measuring needs torch: pip install 'oled-sim[torch]'\n"
