@@ -42,14 +42,15 @@ def facts(report: Report) -> dict[str, str]:
     """Return what was compared and where it was measured."""
     about = report.comparisons[0].point.about
     hardware, software = about.machine.hardware, about.software
+    link = f" (PCIe {hardware.pcie_generation} ×{hardware.pcie_width})"
+    link = link if hardware.pcie_width else ""
     points = len(report.comparisons)
     runs = sorted({c.point.about.repetitions for c in report.comparisons})
     traces = sorted({c.point.about.trace_name for c in report.comparisons})
     dates = sorted({c.point.about.date.isoformat() for c in report.comparisons})
     repeated = " to ".join(str(n) for n in dict.fromkeys((runs[0], runs[-1])))
     return {
-        "Machine": f"{hardware.gpu} (PCIe {hardware.pcie_generation} ×{hardware.pcie_width}),"
-        f" {hardware.cpu}, {hardware.cores} cores, {hardware.workers} CPU workers"
+        "Machine": f"{hardware.gpu}{link}, {hardware.cpu}, {hardware.cores} cores, {hardware.workers} CPU workers"
         f" [{about.machine.identity[:16]}]",
         "Software": f"{software.os}, Python {software.python}, torch {software.torch}, CUDA"
         f" {software.cuda}, driver {hardware.driver}",
