@@ -50,8 +50,8 @@ def facts(report: Report) -> dict[str, str]:
     dates = sorted({c.point.about.date.isoformat() for c in report.comparisons})
     repeated = " to ".join(str(n) for n in dict.fromkeys((runs[0], runs[-1])))
     return {
-        "Machine": f"{hardware.gpu}{link}, {hardware.cpu}, {hardware.cores} cores, {hardware.workers} CPU workers"
-        f" [{about.machine.identity[:16]}]",
+        "Machine": f"{hardware.gpu}{link}, {hardware.cpu}, {hardware.cores} cores,"
+        f" {hardware.workers} CPU workers [{about.machine.identity[:16]}]",
         "Software": f"{software.os}, Python {software.python}, torch {software.torch}, CUDA"
         f" {software.cuda}, driver {hardware.driver}",
         "Profile": f"{about.profile.name} [{about.profile.sha256[:16]}]",
