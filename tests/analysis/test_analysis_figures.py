@@ -1,9 +1,13 @@
 """Figures: the same bytes each time, axes with units, nothing left behind in matplotlib."""
 
+import io
+
 import matplotlib as mpl
 import matplotlib.style
 import numpy as np
+import pandas as pd
 import pytest
+from PIL import Image
 
 from oled_sim.analysis import analyze_traces
 from oled_sim.analysis.output import FIGURES
@@ -11,6 +15,7 @@ from oled_sim.errors import UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.plotting import STYLE, image_bytes, save, styled
 from oled_sim.plotting.locality import draw_all
+from oled_sim.plotting.miss_curves import draw_miss_curves
 from oled_sim.testing.traces import random_request, write_trace
 from oled_sim.trace.schema import SIGNALS
 
@@ -110,7 +115,39 @@ def test_another_format_is_refused(tables, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_png_of_few_colours_is_small_and_the_same_each_time(tables):
+    figure = draw_all(tables)["reuse"]
+    whole, small = image_bytes(figure, "png"), image_bytes(figure, "png", colours=16)
+    assert len(small) < len(whole) / 2
+    assert small == image_bytes(figure, "png", colours=16)
+    palette, original = (Image.open(io.BytesIO(png)) for png in (small, whole))
+    assert palette.size == original.size
+    assert len(palette.convert("RGB").getcolors()) <= 16
+
+
 def test_styled_is_what_the_style_file_says():
     with styled():
         assert mpl.rcParams["svg.hashsalt"] == "oled-sim"
         assert mpl.rcParams["image.cmap"] == "cividis"
+
+
+def test_miss_curves_say_what_is_real_and_how_far_the_others_are_off():
+    rows = [
+        ("gsm8k", policy, trace, origin, cache, misses, 100)
+        for policy, worse in (("lru", 0), ("oled", 10))
+        for trace, origin, off in (("mini", "real", 0), ("none", "synthetic", -5))
+        for cache, misses in ((10, 80 + worse + off), (40, 50 + worse + 2 * off))
+    ]
+    names = ["data_set", "policy", "trace", "origin", "cache", "misses", "activations"]
+    figure = draw_miss_curves(pd.DataFrame(rows, columns=names))
+    rates, apart = figure.axes
+    assert [list(line.get_ydata()) for line in rates.lines] == [
+        [0.8, 0.5], [0.75, 0.4], [0.9, 0.6], [0.85, 0.5],
+    ]  # fmt: skip
+    _, lru, oled = apart.lines  # after the line at zero
+    for line in (lru, oled):
+        assert line.get_ydata() == pytest.approx([-0.05, -0.1])
+    labels = [text.get_text() for text in rates.get_legend().get_texts()]
+    assert labels == ["lru, real", "lru, synthetic", "oled, real", "oled, synthetic"]
+    assert apart.get_xlabel() == "cache (experts per layer)"
+    assert "%" in rates.get_ylabel() and "percentage points" in apart.get_ylabel()
