@@ -138,9 +138,7 @@ def test_page_has_every_curve():
 
 
 def test_page_shows_what_is_found():
-    few = measure(
-        ["humaneval"], couplings=COUPLINGS[:1], sizes=(), policies=("lru",), caches=(10, 60)
-    )
+    few = measure(["humaneval"], couplings=COUPLINGS[:1], sizes=(), policies=("lru",), caches=(60,))
     found = {key: cell for key, cell in tables(markdown(few)).items() if key[0] == "humaneval"}
     assert ("humaneval", "`belady`, measured (synthetic)", "60") in found
     assert ("humaneval", ("7, §3.3", "experts kept, next block"), "measured (synthetic)") in found
