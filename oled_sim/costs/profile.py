@@ -87,20 +87,6 @@ class Grid(_Strict, frozen=True):
             _check_spread(*row)
 
 
-class StrategyGrid(Grid, frozen=True):
-    """A grid that also says which way of working was the faster one in each cell.
-
-    ``experts``: workers share out the experts, one thread each. ``threads``: one expert at a
-    time on all threads. Empty where the cell was not measured.
-    """
-
-    strategy: list[list[Literal["experts", "threads", ""]]]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_shape(self.strategy, len(self.rows), len(self.columns))
-
-
 class Beside(_Strict, frozen=True):
     """Slow-down factors (≥ 1) of one lane while the others named by the field are busy."""
 
@@ -216,7 +202,7 @@ class Profile(_Strict, frozen=True):
     h2d_pageable: Curve
     d2h: Curve
     gpu_experts: Grid
-    cpu_experts: StrategyGrid
+    cpu_experts: Grid
     cpu_link: Curve
     dense: Grid
     projections: Curve

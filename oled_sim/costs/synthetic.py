@@ -22,7 +22,6 @@ from oled_sim.costs.profile import (
     Profile,
     Quantiles,
     Software,
-    StrategyGrid,
 )
 from oled_sim.geometry import CostGeometry
 
@@ -87,7 +86,6 @@ def affine_profile(geometry: CostGeometry, costs: Affine | None = None) -> Profi
         return c.attention_per_request_us * requests + c.attention_per_key_us * requests * keys
 
     experts = ("experts", "tokens_per_expert")
-    cpu_grid = _grid(experts, EXPERTS, TOKENS, cpu)
     return Profile(
         format=FORMAT,
         name=f"synthetic-{geometry.name}",
@@ -109,16 +107,7 @@ def affine_profile(geometry: CostGeometry, costs: Affine | None = None) -> Profi
         h2d_pageable=_curve("bytes", BYTES, lambda size: 3.0 * copy(size)),
         d2h=_curve("bytes", BYTES, copy),
         gpu_experts=_grid(experts, EXPERTS, TOKENS, gpu),
-        cpu_experts=StrategyGrid(
-            axes=cpu_grid.axes,
-            rows=cpu_grid.rows,
-            columns=cpu_grid.columns,
-            median_us=cpu_grid.median_us,
-            p10_us=cpu_grid.p10_us,
-            p90_us=cpu_grid.p90_us,
-            repeats=cpu_grid.repeats,
-            strategy=[["threads"] * len(TOKENS) for _ in EXPERTS],
-        ),
+        cpu_experts=_grid(experts, EXPERTS, TOKENS, cpu),
         cpu_link=_constant(c.cpu_link_us),
         dense=_grid(("tokens", "context"), TOKENS, CONTEXT, dense),
         projections=_curve("tokens", TOKENS, lambda tokens: dense(tokens, 0)),

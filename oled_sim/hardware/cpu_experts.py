@@ -1,212 +1,197 @@
-"""Experts on CPU threads: shared out to workers, or one at a time on all threads.
+"""Experts on CPU workers that wait actively for their next job.
 
-Both ways run inside one TorchScript call. Its forks are served by torch's own inter-op thread
-pool, so neither sharing out nor the operations of an expert wait for the Python interpreter.
-Whatever the way and the number of workers, every row is computed by itself per expert, and a
-token's rows are added in the order of its top-k, in fp32.
+Waking a thread takes tens of microseconds, as long as an expert's share of a worker: so workers
+keep looking for a while after a job, as OpenMP's threads do, before they end; then the next job
+starts them anew. They count on x86's order of stores (elsewhere torch's reference counts order
+what they write before they tell).
+
+Whatever the number of workers, a token's rows are added in the order of its top-k, in fp32.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
 from numpy.typing import NDArray
-from torch import Tensor
 
-from oled_sim.engine.jit import kernel
 from oled_sim.errors import UsageError
 from oled_sim.geometry import CostGeometry
+from oled_sim.hardware.cpu_shares import empty_shares
+from oled_sim.hardware.cpu_workers import STEPS, begin
+from oled_sim.hardware.place import Place
 from oled_sim.hardware.rows import EventRows
 
 if TYPE_CHECKING:
     from oled_sim.hardware.host_experts import HostExperts
 
-Strategy = Literal["experts", "threads"]
-SUM_ELEMENTS = 1 << 15
-"""Sums of fewer elements than this are not worth a worker of their own."""
-
-
-def _share(
-    x: Tensor, tokens: Tensor, weights: Tensor, ends: list[int], experts: list[int], up: Tensor,
-    down: Tensor, out: Tensor, first: int, last: int,
-) -> int:  # fmt: skip
-    """Compute experts ``first`` to ``last``: gather, SwiGLU, weight, store from row 1 on.
-
-    x [T, h]; tokens int64 [n]; weights fp32 [n, 1]; up [E, 2f, h]; down [E, h, f];
-    out fp32 [> n, h], of which row 0 is left alone.
-    """
-    for i in range(first, last):
-        a, b, e = ends[i], ends[i + 1], experts[i]
-        gate, value = F.linear(x.index_select(0, tokens[a:b]), up[e]).chunk(2, dim=1)
-        y = F.linear(F.silu(gate) * value, down[e])
-        torch.mul(y, weights[a:b], out=out[a + 1 : b + 1])
-    return last - first
-
-
-def _add(out: Tensor, places: Tensor, sums: Tensor, first: int, last: int) -> int:
-    """Add the rows of tokens ``first`` to ``last`` one after another; 0 is a row of zeros.
-
-    out fp32 [> n, h]; places int64 [most, T]; sums [T, h].
-    """
-    total = out.index_select(0, places[0, first:last])
-    for j in range(1, places.size(0)):
-        total += out.index_select(0, places[j, first:last])
-    sums[first:last] = total
-    return last - first
-
-
-def _compute(
-    x: Tensor, tokens: Tensor, weights: Tensor, ends: list[int], experts: list[int], up: Tensor,
-    down: Tensor, out: Tensor, places: Tensor, sums: Tensor, workers: int, shared_out: bool,
-    adders: int,
-) -> int:  # fmt: skip
-    """Compute all experts of one job and its sums; wait for the last worker."""
-    n, count, done = len(experts), places.size(1), 0
-    if shared_out:
-        pending: list[torch.jit.Future[int]] = []
-        for w in range(workers):
-            a, b = n * w // workers, n * (w + 1) // workers
-            if b > a:
-                part = (x, tokens, weights, ends, experts, up, down, out, a, b)
-                pending.append(torch.jit.fork(share, *part))  # pyright: ignore
-        for future in pending:
-            done += torch.jit.wait(future)
-    else:
-        done += share(x, tokens, weights, ends, experts, up, down, out, 0, n)
-    if adders == 1:
-        return done + add(out, places, sums, 0, count)
-    adding: list[torch.jit.Future[int]] = []
-    for w in range(adders):
-        a, b = count * w // adders, count * (w + 1) // adders
-        adding.append(torch.jit.fork(add, out, places, sums, a, b))  # pyright: ignore
-    for future in adding:
-        done += torch.jit.wait(future)
-    return done
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    share: Callable[..., int] = torch.jit.script(_share)
-    add: Callable[..., int] = torch.jit.script(_add)
-    compute: Callable[..., int] = torch.jit.script(_compute)
-
-
-@kernel
-def _lay_out(first, row, weight, which, top_k, tokens, weights, ends, place_of, places):  # noqa: ANN001, ANN202
-    """Fill what a job needs from an event's rows; return the most rows that one token has.
-
-    tokens, weights: of the rows of ``which`` in their order; ends [len(which) + 1]; place_of
-    [T·k], all zero before and after; places [k, T]: where the rows of each token stand, the top-k
-    order, counted from 1.
-    """
-    n = 0
-    ends[0] = 0
-    for i in range(len(which)):
-        for r in range(first[which[i]], first[which[i] + 1]):
-            tokens[n] = row[r] // top_k
-            weights[n] = weight[r]
-            n += 1
-            place_of[row[r]] = n
-        ends[i + 1] = n
-    most = 0
-    for t in range(places.shape[1]):
-        found = 0
-        for j in range(top_k):
-            here = place_of[t * top_k + j]
-            if here > 0:
-                places[found, t] = here
-                place_of[t * top_k + j] = 0
-                found += 1
-        for j in range(found, top_k):
-            places[j, t] = 0
-        most = max(most, found)
-    return most
+LOOKS = 5_000
+"""How often a worker looks for its next job before it ends, about a microsecond each."""
+WARM_UP_TOKENS = 4
+"""Rows of an expert up to which matrix products are tried in advance."""
+REST_S = 1e-4
+_GIVEN_UP = 1 << 62
 
 
 class CpuExperts:
-    """Computes experts of an event in host memory, in one call that holds no interpreter lock.
+    """Computes experts of an event in host memory, in the background.
 
-    The thread that calls :meth:`compute` must have called :meth:`join` before.
+    One job after the other: :meth:`prepare`, then :meth:`start` once ``x`` is there, then
+    :meth:`poll` until it is true. Only one object at a time may have a job: its workers need as
+    many threads of torch's pool.
 
     Args:
         experts: the weights, bf16 or fp32.
+        place: dtype of activations; their buffers are page-locked for CUDA.
         cost: widths and k.
-        workers: threads that compute; one core should be left to the thread that launches kernels.
+        workers: threads that compute. One core more is needed for the calling thread.
         most_tokens: of one event.
+        looks: how often a worker looks for the next job before it ends.
+
+    Attributes:
+        x, sums: [most_tokens, h] in host memory; the first T rows are those of the job.
 
     Raises:
         UsageError: torch's inter-op pool runs already and has fewer threads than ``workers``.
     """
 
     def __init__(
-        self, experts: HostExperts, cost: CostGeometry, workers: int, most_tokens: int
-    ) -> None:
-        self.workers, self.top_k = workers, cost.top_k
-        _start_pool(workers)
-        f, h = cost.moe_intermediate_size, cost.hidden_size
-        middle = 2 * f * h
-        self._up = [p[:, :middle].unflatten(1, (2 * f, h)) for p in experts.packed]
-        self._down = [p[:, middle:].unflatten(1, (h, f)) for p in experts.packed]
-        rows = most_tokens * cost.top_k
-        self._out = torch.empty(rows + 1, h).zero_()  # touched here, not in the first long pass
-        self._tokens = torch.empty(rows, dtype=torch.int64)
-        self._weights = torch.empty(rows, 1)
-        self._places = torch.empty(rows, dtype=torch.int64)
-        self._views = (self._tokens.numpy(), self._weights.numpy()[:, 0], self._places.numpy())
-        self._ends = np.empty(cost.experts + 1, np.int64)
-        self._place_of = np.zeros(rows, np.int64)
-
-    def join(self) -> None:
-        """Give the calling thread a team of ``workers`` threads; new threads get a team of one."""
-        torch.set_num_threads(self.workers)
-        # A fresh thread sets the default of threads yet to come, which are those of torch's pool.
-        one = threading.Thread(target=torch.set_num_threads, args=(1,))
-        one.start()
-        one.join()
-        for strategy in ("experts", "threads", "experts", "threads", "experts", "threads"):
-            self._warm_up(strategy)  # TorchScript looks at its first calls and compiles then
-
-    def compute(
-        self, layer: int, x: Tensor, rows: EventRows, which: NDArray[np.integer], sums: Tensor,
-        strategy: Strategy,
+        self, experts: HostExperts, place: Place, cost: CostGeometry, workers: int,
+        most_tokens: int, looks: int = LOOKS,
     ) -> None:  # fmt: skip
-        """Compute experts and add up their weighted outputs per token.
+        self._f, self._h = cost.moe_intermediate_size, cost.hidden_size
+        middle = 2 * self._f * self._h
+        self._up = [p[:, :middle].unflatten(1, (2 * self._f, self._h)) for p in experts.packed]
+        self._down = [p[:, middle:].unflatten(1, (self._h, self._f)) for p in experts.packed]
+        _start_pool(workers)
+        self._shares = empty_shares(workers, cost.experts, most_tokens * cost.top_k)
+        with torch.inference_mode(False):  # whoever computes may write to them
+            self._allocate(place, most_tokens, most_tokens * cost.top_k)
+        self._looks, self._job, self._tokens = looks, 0, 0
+        self._serving: dict[int, Any] = {}
+        self._starting: tuple[list[int], Any] | None = None
+        self._warm_up(cost.top_k)
+
+    def prepare(self, layer: int, rows: EventRows, which: NDArray[np.integer]) -> None:
+        """Lay out a job and see to it that all workers are awake; none may be at work.
 
         Args:
             layer: index into the MoE layers of ``experts``.
-            x: [T, h] in host memory.
-            rows: the event's rows.
+            rows: the event's rows, T tokens.
             which: positions in ``rows.expert``, int [n], n ≥ 1.
-            sums: [T, h] in host memory; a token that none of them serves gets zeros.
-            strategy: how the work is divided.
+
+        Raises:
+            IndexError: there is no such layer.
         """
-        tokens, weights, places = self._views
-        place = places[: self.top_k * rows.tokens].reshape(self.top_k, rows.tokens)
-        most = _lay_out(rows.first, rows.row, rows.weight, which, self.top_k, tokens, weights,
-            self._ends, self._place_of, place)  # fmt: skip
-        at = self._places[: most * rows.tokens].view(most, rows.tokens)
-        size = most * rows.tokens * x.shape[1]
-        adders = max(1, min(self.workers, rows.tokens, size // SUM_ELEMENTS))
-        compute(
-            x, self._tokens, self._weights, self._ends[: len(which) + 1].tolist(),
-            rows.expert[which].tolist(), self._up[layer], self._down[layer], self._out, at, sums,
-            self.workers, strategy == "experts", adders,
+        if not 0 <= layer < len(self._up):
+            raise IndexError(f"layer {layer} of {len(self._up)} in host memory")
+        most = self._shares.lay_out(rows, which, self._f, self._h)
+        self._header[:] = layer, rows.tokens, most
+        self._job += 1
+        self._wake()
+
+    def start(self) -> None:
+        """Let the workers begin: ``x`` is there."""
+        self._newest[0] = self._job
+
+    def poll(self) -> bool:
+        """Return whether the job's sums are there.
+
+        Raises:
+            RuntimeError: a worker failed; the job is given up.
+        """
+        if self._reached.min() >= STEPS * (self._job + 1):
+            return True
+        self._wake()
+        return False
+
+    def close(self) -> None:
+        """Wait until the workers have ended."""
+        while self._awake():
+            time.sleep(REST_S)
+
+    def _allocate(self, place: Place, most_tokens: int, rows: int) -> None:
+        """Make everything that the workers see. What is large is touched here."""
+        shares, dtype = self._shares, self._up[0].dtype
+        shape = (most_tokens, self._h)
+        self.x = torch.zeros(shape, dtype=place.dtype, pin_memory=place.cuda)
+        self.sums = torch.zeros(shape, dtype=place.dtype, pin_memory=place.cuda)
+        flags = torch.zeros(shares.workers + 1, dtype=torch.int64)
+        header = torch.zeros(3, dtype=torch.int64)
+        self._flags, self._header = flags.numpy(), header.numpy()
+        self._reached, self._newest = self._flags[:-1], self._flags[-1:]
+        self._seen = (
+            flags, header, torch.from_numpy(shares.starts), torch.from_numpy(shares.pieces),
+            self.x, torch.from_numpy(shares.tokens), torch.from_numpy(shares.weights)[:, None],
+            torch.from_numpy(shares.places), torch.zeros(rows, self._f, dtype=dtype),
+            torch.zeros(rows + 1, self._h), self.sums, self._up, self._down,
         )  # fmt: skip
 
-    def _warm_up(self, strategy: Strategy) -> None:
-        n = min(self.workers, len(self._up[0]), len(self._tokens))
-        tokens = -(-n // self.top_k)
-        each = np.arange(n + 1, dtype=np.int32)
-        weight = np.ones(n, np.float32)
-        rows = EventRows(tokens, self.top_k, each[:-1], each, each[:-1], weight)
-        x = torch.zeros(tokens, self._out.shape[1], dtype=self._up[0].dtype)
-        self.compute(0, x, rows, each[:-1], torch.empty_like(x), strategy)
+    def _awake(self) -> bool:
+        """Take note of workers that have started or ended; return whether any is left."""
+        if self._starting is not None and self._starting[1].done():
+            asleep, started = self._starting[0], self._starting[1].wait()
+            self._serving.update(zip(asleep, started, strict=True))
+            self._starting = None
+        for w in [w for w, serving in self._serving.items() if serving.done()]:
+            self._serving.pop(w).wait()  # raises what went wrong
+        return bool(self._serving) or self._starting is not None
+
+    def _wake(self) -> None:
+        """Start the workers that have ended without this job."""
+        try:
+            self._awake()
+        except BaseException:
+            self._give_up()
+            raise
+        if self._starting is not None or len(self._serving) == len(self._reached):
+            return
+        end = STEPS * (self._job + 1)
+        asleep = [
+            w for w, step in enumerate(self._reached) if w not in self._serving and step < end
+        ]
+        if asleep:
+            self._starting = asleep, begin(asleep, self._job, self._looks, *self._seen)
+
+    def _give_up(self) -> None:
+        """End the job without the worker that failed: the others must not wait for it."""
+        self._reached[:] = _GIVEN_UP
+        while True:
+            with contextlib.suppress(Exception):  # what comes after the first fault is its echo
+                if not self._awake():
+                    break
+            time.sleep(REST_S)
+        self._reached[:] = STEPS * (self._job + 1)
+
+    def _warm_up(self, top_k: int) -> None:
+        """Run the jobs of a decode pass: TorchScript compiles at its first calls, and matrix
+        products at the first of each shape.
+        """  # fmt: skip
+        one = threading.Thread(target=torch.set_num_threads, args=(1,))
+        one.start()  # a fresh thread sets the default of those yet to come, the pool's
+        one.join()
+        most = min(len(self._up[0]), self._shares.workers)
+        for tokens in range(1, min(WARM_UP_TOKENS, len(self.x)) + 1):
+            for n in range(1, most + 1):
+                self._run_zeros(n, tokens, top_k)
+
+    def _run_zeros(self, experts: int, each: int, top_k: int) -> None:
+        """Run a job of some experts with as many rows each."""
+        count = experts * each
+        tokens = -(-count // top_k)
+        if tokens > len(self.x):
+            return
+        row, number = np.arange(count, dtype=np.int32), np.arange(experts, dtype=np.int32)
+        first = np.arange(experts + 1, dtype=np.int32) * np.int32(each)
+        rows = EventRows(tokens, top_k, number, first, row, np.ones(count, np.float32))
+        self.prepare(0, rows, number)
+        self.start()
+        while not self.poll():
+            time.sleep(0)
 
 
 def _start_pool(workers: int) -> None:

@@ -1,19 +1,16 @@
 """The CPU lane: experts of an event on CPU workers, beside the GPU.
 
-A thread of its own brings the activations to the host, has the workers compute, and sends the
-sums back, on a CUDA stream of its own. It holds the interpreter lock only between these steps.
+No thread of its own: the calling thread, which polls all lanes anyway, moves a job on. A kernel
+writes the activations to page-locked memory; once :meth:`CpuLane.poll` sees that it has run, it
+lets the workers begin; a kernel reads their sums. Copies would wait in the copy engines' queues
+behind those of experts.
 """
 
 from __future__ import annotations
 
-import queue
-import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,39 +18,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oled_sim.geometry import CostGeometry
-from oled_sim.hardware.cpu_experts import CpuExperts, Strategy
+from oled_sim.hardware.cpu_experts import LOOKS, CpuExperts
 from oled_sim.hardware.rows import EventRows
 
 if TYPE_CHECKING:
     from oled_sim.hardware.host_experts import HostExperts
     from oled_sim.hardware.place import Place
 
-SWITCH_S = 50e-6
-"""How long a busy thread may keep the interpreter lock from the lane; Python's default is 5 ms."""
-
-Chooser = Callable[[int, int], str]
-"""From the numbers of experts and of routed rows of a job to a strategy."""
+BESIDE_CPU_LOOKS = 50
+"""Where the CPU stands for the GPU as well, idle workers soon leave it their cores."""
+REST_S = 5e-5
+CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class JobTimes:
     """When a job ran, on the host's monotone clock (``time.perf_counter_ns``), µs.
 
-    ``begin_us``: the lane's thread took it. ``end_us``: the copy of its sums was queued.
-    ``compute_us``: how long the workers took in between.
+    ``begin_us``: it was submitted. ``end_us``: :meth:`CpuLane.poll` saw that its sums were there.
+    ``compute_us``: how long before that the workers were let begin.
     """
 
     begin_us: float
     end_us: float
     compute_us: float
-
-
-@dataclass(frozen=True)
-class _Job:
-    layer: int
-    x: Tensor
-    rows: EventRows
-    which: NDArray[np.integer]
 
 
 class CpuLane:
@@ -65,8 +53,6 @@ class CpuLane:
         cost: widths and k.
         workers: threads that compute.
         most_tokens: of one event.
-        strategy: says how a job is divided by (experts, routed rows); by default one expert at a
-            time on all threads as long as there are fewer than a third as many as workers.
 
     Raises:
         UsageError: see :class:`CpuExperts`.
@@ -74,75 +60,93 @@ class CpuLane:
 
     def __init__(
         self, experts: HostExperts, place: Place, cost: CostGeometry, workers: int,
-        most_tokens: int, strategy: Chooser | None = None,
+        most_tokens: int,
     ) -> None:  # fmt: skip
-        self._choose = strategy or (lambda n, _: "threads" if 3 * n < workers else "experts")
-        self._cuda = place.cuda
-        self._workers = CpuExperts(experts, cost, workers, most_tokens)
+        looks = LOOKS if place.cuda else BESIDE_CPU_LOOKS
+        self._workers = CpuExperts(experts, place, cost, workers, most_tokens, looks)
         shape = (most_tokens, cost.hidden_size)
-        self._x = torch.empty(shape, dtype=place.dtype, pin_memory=self._cuda)
-        self._sums = torch.empty(shape, dtype=place.dtype, pin_memory=self._cuda)
-        self._back = torch.empty(shape, dtype=place.dtype, device=place.device)
-        if self._cuda:
-            self._stream = torch.cuda.Stream(place.device)
-            self._given, self.ready = torch.cuda.Event(), torch.cuda.Event()
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+        with torch.inference_mode(False):
+            self._back = torch.zeros(shape, dtype=place.dtype, device=place.device)
+        self._link = _Link() if place.cuda else None
+        if self._link is not None:  # compile the kernel now
+            self._link.send(self._back[:1], self._workers.x[:1])
+            self._link.read(self._workers.sums[:1], self._back[:1])
+        # Other threads get the interpreter, and where the CPU is all there is, this core.
+        self._rest_s = 0.0 if place.cuda else REST_S
         self.times = JobTimes(0.0, 0.0, 0.0)
+        self._begin_ns = self._start_ns = 0
         self._tokens = 0
+        self._sent = self._working = self._closed = False
         self._error: BaseException | None = None
-        self._finished = threading.Event()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="cpu lane", daemon=True)
-        self._thread.start()
-        self._finished.wait()  # for the workers
-        if self._error is not None:
-            raise self._error
 
     def submit(self, layer: int, x: Tensor, rows: EventRows, which: NDArray[np.integer]) -> None:
         """Start the experts at positions ``which`` (int [n], n ≥ 1) of an event; return at once.
 
-        ``x`` [T, h] must be ready on the current stream and stay as it is until :meth:`result`;
-        ``rows`` likewise.
+        ``x`` [T, h], contiguous, must be ready on the current stream.
 
         Raises:
+            IndexError: there is no such layer in host memory.
             RuntimeError: the job before has not been finished, or the lane is closed.
         """
-        if not self._finished.is_set() or not self._thread.is_alive():
+        if self._sent or self._working or self._closed:
             raise RuntimeError("the CPU lane takes one job at a time, and none once closed")
         if len(which) == 0:
             raise ValueError("a job of the CPU lane needs at least one expert")
-        if self._cuda:
-            self._given.record()
-        self._tokens = rows.tokens
-        self._finished.clear()
-        self._jobs.put(_Job(layer, x, rows, which))
+        self._begin_ns = time.perf_counter_ns()
+        given, there = x[: rows.tokens], self._workers.x[: rows.tokens]
+        if self._link is None:
+            there.copy_(given)
+        else:
+            self._link.send(given, there)
+        self._workers.prepare(layer, rows, which)
+        self._tokens, self._sent = rows.tokens, True
+        self.poll()
 
     @property
     def sums(self) -> Tensor:
         """Where results land on the device, [most_tokens, h]: what :meth:`result` is a view of."""
         return self._back
 
+    @property
+    def working(self) -> bool:
+        """Whether the last :meth:`poll` left the workers computing."""
+        return self._working
+
     def poll(self) -> bool:
-        """Return whether the copy of the last job's sums to the device has been queued."""
-        return self._finished.is_set()
+        """Move the job on; return whether the last one's sums are there, in host memory."""
+        if self._sent and (self._link is None or self._link.sent.query()):
+            self._sent, self._working = False, True
+            self._start_ns = time.perf_counter_ns()
+            self._workers.start()
+        elif self._working and self._finished():
+            self._working = False
+            end = time.perf_counter_ns()
+            self.times = JobTimes(self._begin_ns / 1e3, end / 1e3, (end - self._start_ns) / 1e3)
+        return not (self._sent or self._working)
 
     def result(self) -> Tensor:
-        """Return the last job's sums [T, h] on the device; the current stream waits for them.
+        """Return the last job's sums [T, h] on the device, read by the current stream.
 
-        They stay valid until the next job. Whatever went wrong in the job is raised here.
+        They stay valid until the next result. Whatever went wrong in the job is raised here.
         """
-        self._finished.wait()
+        while not self.poll():
+            time.sleep(self._rest_s)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        if self._cuda:
-            self.ready.wait()
-        return self._back[: self._tokens]
+        there, back = self._workers.sums[: self._tokens], self._back[: self._tokens]
+        if self._link is None:
+            back.copy_(there)
+        else:
+            self._link.read(there, back)
+        return back
 
     def close(self) -> None:
-        """End the lane's thread after the job that it is at."""
-        self._jobs.put(None)
-        self._thread.join()
+        """Wait for the job at work and for the workers' end."""
+        while not self.poll():
+            time.sleep(self._rest_s)
+        self._closed = True
+        self._workers.close()
 
     def __enter__(self) -> CpuLane:
         return self
@@ -150,43 +154,35 @@ class CpuLane:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @torch.inference_mode()
-    def _serve(self) -> None:
-        self._attempt(self._start)
-        while (job := self._jobs.get()) is not None:
-            self._attempt(partial(self._run, job))
-
-    def _attempt(self, step: Callable[[], None]) -> None:
+    def _finished(self) -> bool:
         try:
-            step()
-        except BaseException as error:  # raised again where the result is asked for
+            return self._workers.poll()
+        except Exception as error:  # raised again where the result is asked for
             self._error = error
-        self._finished.set()
-
-    def _start(self) -> None:
-        if self._cuda:
-            torch.cuda.set_stream(self._stream)
-        self._workers.join()
-
-    def _run(self, job: _Job) -> None:
-        begin = time.perf_counter_ns()
-        x, sums = self._x[: self._tokens], self._sums[: self._tokens]
-        if self._cuda:
-            self._given.wait()
-        x.copy_(job.x[: self._tokens])  # waits, also for an earlier copy from `sums`
-        strategy: Strategy = "experts"
-        if self._choose(len(job.which), _rows(job)) == "threads":
-            strategy = "threads"
-        start = time.perf_counter_ns()
-        self._workers.compute(job.layer, x, job.rows, job.which, sums, strategy)
-        compute_ns = time.perf_counter_ns() - start
-        self._back[: self._tokens].copy_(sums, non_blocking=True)
-        if self._cuda:
-            self.ready.record()
-        self.times = JobTimes(begin / 1e3, time.perf_counter_ns() / 1e3, compute_ns / 1e3)
+            return True
 
 
-def _rows(job: _Job) -> int:
-    """Return the number of routed rows of a job."""
-    first = job.rows.first
-    return int((first[job.which + 1] - first[job.which]).sum())
+class _Link:
+    """Copies between a GPU and page-locked memory by kernels on the current stream."""
+
+    def __init__(self) -> None:
+        # Triton is there wherever torch has CUDA.
+        from oled_sim.hardware import copy_kernels
+
+        self._copy: Any = copy_kernels.copy
+        self.sent, self._taken = torch.cuda.Event(), torch.cuda.Event()
+
+    def send(self, x: Tensor, there: Tensor) -> None:
+        """Copy to the host once the results before have been read; ``sent`` tells when."""
+        self._taken.wait()
+        self._launch(x, there)
+        self.sent.record()
+
+    def read(self, there: Tensor, back: Tensor) -> None:
+        """Copy to the device."""
+        self._launch(there, back)
+        self._taken.record()
+
+    def _launch(self, source: Tensor, target: Tensor) -> None:
+        size = source.numel()
+        self._copy[(-(-size // CHUNK),)](source, target, size, chunk=CHUNK)

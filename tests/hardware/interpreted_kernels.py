@@ -8,6 +8,7 @@ from conftest import SMALL, varied_model
 from grouping import make, random_event, run_some
 from test_backbone import Native, OnHardware, check_equal
 
+from oled_sim.hardware import copy_kernels
 from oled_sim.hardware.place import Place
 
 CPU = Place(torch.device("cpu"), torch.float32)
@@ -62,6 +63,15 @@ def check_rows_are_independent():
     assert torch.equal(together, apart)
 
 
+def check_copy():
+    source, target = torch.randn(2, 700), torch.zeros(2, 1000)
+    copy_kernels.copy[(2,)](source[:1], target[1:], 700, chunk=512)
+    assert torch.equal(target[1, :700], source[0])
+    assert not target[0].any()
+    assert not target[1, 700:].any()
+
+
+check_copy()
 for cost, tokens in ((SMALL, 1), (NARROW, 5), (SMALL, 40)):
     check(cost, tokens, captured=False)
 check(SMALL, 5, captured=True)

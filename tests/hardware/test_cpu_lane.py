@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +13,7 @@ from oled_sim.errors import UsageError  # noqa: E402
 from oled_sim.geometry import CostGeometry  # noqa: E402
 from oled_sim.hardware.cpu_experts import CpuExperts  # noqa: E402
 from oled_sim.hardware.cpu_lane import CpuLane  # noqa: E402
+from oled_sim.hardware.cpu_shares import Shares  # noqa: E402
 from oled_sim.hardware.place import Place  # noqa: E402
 from oled_sim.hardware.rows import event_rows  # noqa: E402
 
@@ -73,16 +73,16 @@ def test_sums_come_back_to_the_gpu_while_it_works_on():
             torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-4)
 
 
-def lane_of(cost, weights, workers=2, strategy=None, most=64):
-    return CpuLane(weights, HERE, cost, workers, most, strategy)
+def lane_of(cost, weights, workers=2, most=64):
+    return CpuLane(weights, HERE, cost, workers, most)
 
 
-@pytest.mark.parametrize("way", ["experts", "threads"])
-def test_sums_equal_one_row_at_a_time(way):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sums_equal_one_row_at_a_time(workers):
     weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
     x = torch.randn(9, SMALL.hidden_size)
     which = np.array([0, 2, 3, 7, 8])
-    with lane_of(SMALL, weights, strategy=lambda *_: way) as lane:
+    with lane_of(SMALL, weights, workers) as lane:
         lane.submit(1, x, event, which)
         found = lane.result()
     expected = one_by_one(SMALL, weights, 1, x, event, which)
@@ -90,16 +90,16 @@ def test_sums_equal_one_row_at_a_time(way):
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_sums_are_the_same_bits_whatever_the_way_and_the_workers():
-    weights, event = weights_of(WIDE), event_of(WIDE, tokens=40)
-    x = torch.randn(40, WIDE.hidden_size)
-    which = np.arange(len(event.expert))[::-1].copy()
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_the_sums_are_the_same_bits_however_experts_are_cut(tokens):
+    weights, event = weights_of(WIDE), event_of(WIDE, tokens)
+    x = torch.randn(tokens, WIDE.hidden_size)
+    which = np.arange(min(13, len(event.expert)))[::-1].copy()
     found = []
     for workers in (1, 2):
-        for way in ("experts", "threads"):
-            with lane_of(WIDE, weights, workers, lambda *_, way=way: way) as lane:
-                lane.submit(0, x, event, which)
-                found.append(lane.result().clone())
+        with lane_of(WIDE, weights, workers) as lane:
+            lane.submit(0, x, event, which)
+            found.append(lane.result().clone())
     # Another order of the experts: the rows of a token are added in the order of its top-k.
     with lane_of(WIDE, weights) as lane:
         lane.submit(0, x, event, which[::-1].copy())
@@ -123,20 +123,6 @@ def test_a_token_that_no_expert_serves_gets_zeros_and_jobs_leave_nothing_behind(
         assert bool(found[token].any()) == (token in served)
 
 
-def test_the_way_is_chosen_by_experts_and_routed_rows():
-    asked = []
-    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
-
-    def choose(experts, rows):
-        asked.append((experts, rows))
-        return "threads"
-
-    with lane_of(SMALL, weights, strategy=choose) as lane:
-        lane.submit(0, torch.randn(9, SMALL.hidden_size), event, np.arange(len(event.expert)))
-        lane.result()
-    assert asked == [(len(event.expert), 9 * SMALL.top_k)]
-
-
 def test_a_job_runs_in_the_background_and_says_when():
     weights, event = weights_of(WIDE), event_of(WIDE, tokens=40)
     with lane_of(WIDE, weights) as lane:
@@ -149,40 +135,75 @@ def test_a_job_runs_in_the_background_and_says_when():
     assert 0 < times.compute_us <= times.end_us - times.begin_us
 
 
-def test_one_job_at_a_time_of_at_least_one_expert():
+def test_workers_that_have_ended_start_again():
     weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
-    x, hold = torch.randn(9, SMALL.hidden_size), threading.Event()
+    x, which = torch.randn(9, SMALL.hidden_size), np.arange(5)
+    expected = one_by_one(SMALL, weights, 0, x, event, which)
+    with lane_of(SMALL, weights) as lane:
+        for _ in range(4):
+            lane._workers.close()  # waits until they have
+            lane.submit(0, x, event, which)
+            torch.testing.assert_close(lane.result().double(), expected, rtol=1e-5, atol=1e-5)
 
-    def choose_later(*_):
-        hold.wait()
-        return "experts"
 
-    with lane_of(SMALL, weights, strategy=choose_later) as lane:
+def test_a_job_waits_for_its_activations():
+    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
+    workers = CpuExperts(weights, HERE, SMALL, 2, 64, looks=3)
+    workers.prepare(0, event, np.arange(5))
+    for _ in range(200):  # they end and start again meanwhile
+        assert not workers.poll()
+    workers.x[:9] = torch.randn(9, SMALL.hidden_size)
+    workers.start()
+    while not workers.poll():
+        pass
+    expected = one_by_one(SMALL, weights, 0, workers.x[:9], event, np.arange(5))
+    torch.testing.assert_close(workers.sums[:9].double(), expected, rtol=1e-5, atol=1e-5)
+    workers.close()
+
+
+def test_one_job_at_a_time_of_at_least_one_expert(monkeypatch):
+    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
+    x = torch.randn(9, SMALL.hidden_size)
+    with lane_of(SMALL, weights) as lane:
         with pytest.raises(ValueError, match="at least one expert"):
             lane.submit(0, x, event, np.arange(0))
-        lane.submit(0, x, event, np.arange(3))
-        assert not lane.poll()
-        with pytest.raises(RuntimeError, match="one job at a time"):
-            lane.submit(0, x, event, np.arange(1))
-        hold.set()
+        with pytest.raises(IndexError, match="layer 7 of 2"):
+            lane.submit(7, x, event, np.arange(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(CpuExperts, "poll", lambda self: False)  # as if they still computed
+            lane.submit(0, x, event, np.arange(3))
+            assert not lane.poll()
+            assert lane.working
+            with pytest.raises(RuntimeError, match="one job at a time"):
+                lane.submit(0, x, event, np.arange(1))
         assert lane.result().any()
     with pytest.raises(RuntimeError, match="none once closed"):
         lane.submit(0, x, event, np.arange(1))
 
 
-def test_what_goes_wrong_in_the_background_is_raised_where_the_result_is_asked_for():
-    weights, event = weights_of(SMALL), event_of(SMALL, tokens=9)
-    with lane_of(SMALL, weights) as lane:
-        lane.submit(7, torch.randn(9, SMALL.hidden_size), event, np.arange(2))  # no such layer
-        with pytest.raises(IndexError):
-            lane.result()
-        lane.submit(0, torch.randn(9, SMALL.hidden_size), event, np.arange(2))
-        assert lane.result().any()
+def test_a_worker_that_fails_is_reported_and_the_lane_goes_on(monkeypatch):
+    weights, event = weights_of(WIDE), event_of(WIDE, tokens=9)
+    x, which, lay_out = torch.randn(9, WIDE.hidden_size), np.arange(4), Shares.lay_out
+
+    def with_an_unknown_expert(self, *given):
+        most = lay_out(self, *given)
+        self.pieces[0, 0] = WIDE.experts
+        return most
+
+    with lane_of(WIDE, weights) as lane:
+        with monkeypatch.context() as patched:
+            patched.setattr(Shares, "lay_out", with_an_unknown_expert)
+            lane.submit(0, x, event, which)
+            with pytest.raises(RuntimeError, match="out of range"):
+                lane.result()
+        lane.submit(0, x, event, which)
+        expected = one_by_one(WIDE, weights, 0, x, event, which)
+        torch.testing.assert_close(lane.result().double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_more_workers_than_torch_has_threads_are_refused():
     weights = weights_of(SMALL)
-    CpuExperts(weights, SMALL, 1, 8).join()  # the pool runs from here on
+    CpuExperts(weights, HERE, SMALL, 1, 8)  # the pool runs from here on
     most = torch.get_num_interop_threads()
     with pytest.raises(UsageError, match="ask for fewer"):
-        CpuExperts(weights, SMALL, most + 1, 8)
+        CpuExperts(weights, HERE, SMALL, most + 1, 8)

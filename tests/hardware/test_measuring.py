@@ -18,7 +18,7 @@ from oled_sim.geometry import GEOMETRIES, CostGeometry  # noqa: E402
 from oled_sim.hardware.measuring.axes import cpu_axes, full_axes, quick_axes  # noqa: E402
 from oled_sim.hardware.measuring.batches import BLOCK, Attention  # noqa: E402
 from oled_sim.hardware.measuring.events import Rotation, even_rows  # noqa: E402
-from oled_sim.hardware.measuring.experts import _faster, grouped_call, lane_job  # noqa: E402
+from oled_sim.hardware.measuring.experts import LaneJob, grouped_call  # noqa: E402
 from oled_sim.hardware.measuring.layers import LayerTimes, _keep  # noqa: E402
 from oled_sim.hardware.measuring.links import Ring  # noqa: E402
 from oled_sim.hardware.measuring.loads import RepeatedLoad  # noqa: E402
@@ -131,14 +131,6 @@ def test_cells_without_samples_are_nan():
     assert table.repeats == [[3, 0], [1, 1]]
 
 
-def test_the_faster_way_of_the_cpu_lane_wins_cell_by_cell():
-    shared_out = {(1, 1): [9.0], (1, 2): [3.0], (2, 1): [5.0], (2, 2): []}
-    one_by_one = {(1, 1): [4.0], (1, 2): [6.0], (2, 1): [], (2, 2): []}
-    best, names = _faster(shared_out, one_by_one, [1, 2])
-    assert names == [["threads", "experts"], ["experts", ""]]
-    assert best == {(1, 1): [4.0], (1, 2): [3.0], (2, 1): [5.0], (2, 2): []}
-
-
 def test_the_parts_of_a_layer_add_up_to_the_layer():
     axes = quick_axes(SMALL, 8)
     every = axes.tokens
@@ -198,7 +190,7 @@ def test_what_is_timed_computes_all_rows(rig):
     rows = even_rows(3, 4, SMALL.top_k).row
     written = torch.nonzero(rig.out.abs().sum(1)).flatten().tolist()
     assert written == sorted(rows.tolist())
-    lane_job(rig, 3, 4)()
+    LaneJob(rig, 3, 4)()
     assert bool((rig.lane.result().abs().sum(1) > 0).all())
     assert rig.lane.times.compute_us > 0
 

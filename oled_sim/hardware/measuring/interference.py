@@ -7,6 +7,7 @@ the same way.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ import torch
 
 from oled_sim.costs.profile import Beside, Interference
 from oled_sim.errors import ProfileError
-from oled_sim.hardware.measuring.experts import grouped_call, lane_job
+from oled_sim.hardware.measuring.experts import LaneJob, grouped_call
 from oled_sim.hardware.measuring.links import expert_copies
-from oled_sim.hardware.measuring.loads import Load, QueuedLoad, RepeatedLoad
-from oled_sim.hardware.measuring.rig import Rig
+from oled_sim.hardware.measuring.loads import JobLoad, Load, QueuedLoad, RepeatedLoad
+from oled_sim.hardware.measuring.rig import Rig, tokens_on_cpu
 from oled_sim.hardware.measuring.sweep import Sweep
 from oled_sim.hardware.measuring.timing import Call, Clock, between_us, spread
 
@@ -39,7 +40,11 @@ class Lane:
 def measure_interference(sweep: Sweep, rig: Rig, tries: int) -> Interference:
     """Measure the slow-down of each lane beside the others, at the sizes of a decode pass."""
     with sweep.step("interference"):
-        lanes = {"gpu": _gpu(sweep.clock, rig), "h2d": _h2d(sweep.clock, rig), "cpu": _cpu(rig)}
+        lanes = {
+            "gpu": _gpu(sweep.clock, rig),
+            "h2d": _h2d(sweep.clock, rig),
+            "cpu": _cpu(sweep.clock, rig),
+        }
         found: dict[str, Beside] = {}
         for i, name in enumerate(lanes):
             found[name] = _slowdowns(sweep.clock, lanes, name, tries)
@@ -114,16 +119,28 @@ def _h2d(clock: Clock, rig: Rig) -> Lane:
     return Lane(_event_sample(clock, eight, copies.stream, lead=one), load)
 
 
-def _cpu(rig: Rig) -> Lane:
-    """Sample and load: a decode event's misses."""
-    rig.way.name = "experts"
-    job = lane_job(rig, min(MISSES, rig.axes.experts[-1]), TOKENS)
+def _cpu(clock: Clock, rig: Rig) -> Lane:
+    """Sample: a decode event's misses. Load: one job, of more experts where it must last."""
+    most = rig.axes.experts[-1]
+    usual = min(MISSES, most)
+    job = LaneJob(rig, usual, TOKENS)
 
     def sample() -> float:
         job()
         return rig.lane.times.compute_us
 
-    return Lane(sample, RepeatedLoad(job))
+    if not clock.cuda:
+        return Lane(sample, RepeatedLoad(job))
+    once_us = spread(clock.repeat(sample)).median
+
+    def lasting(duration_us: float) -> LaneJob:
+        wanted = math.ceil(usual * duration_us / once_us)
+        experts = max(usual, min(wanted, most))
+        per_expert = max(TOKENS, TOKENS * wanted // experts)
+        fits = rig.cost.top_k * tokens_on_cpu(rig.axes, rig.cost) // experts
+        return LaneJob(rig, experts, min(per_expert, fits))
+
+    return Lane(sample, JobLoad(rig.lane, lasting))
 
 
 def _event_sample(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from oled_sim.hardware.cpu_lane import CpuLane
 from oled_sim.hardware.measuring.timing import Call
 
 
@@ -53,9 +55,47 @@ class QueuedLoad:
             self.end.synchronize()
 
 
+class Job(Protocol):
+    """A job of the CPU lane in two steps."""
+
+    def submit(self) -> None:
+        """Hand it to the lane."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for it."""
+        ...
+
+
+@dataclass
+class JobLoad:
+    """One job on the workers, as long as is asked for; the calling thread is free meanwhile."""
+
+    lane: CpuLane
+    lasting: Callable[[float], Job]
+    job: Job | None = None
+
+    def start(self, duration_us: float) -> None:
+        """Submit a job, and see the workers begin."""
+        self.job = self.lasting(duration_us)
+        self.job.submit()
+        while not self.lane.poll() and not self.lane.working:
+            pass
+
+    def busy(self) -> bool:
+        """Return whether the workers have not finished."""
+        return not self.lane.poll()
+
+    def stop(self) -> None:
+        """Wait for the job."""
+        if self.job is not None:
+            self.job.finish()
+            self.job = None
+
+
 class RepeatedLoad:
-    """A call that a thread of its own repeats until it is stopped: of the CPU lane, or of a lane
-    that CPU threads stand for.
+    """A call that a thread of its own repeats until it is stopped: of a lane that CPU threads
+    stand for, or of the CPU lane beside it.
     """  # fmt: skip
 
     def __init__(self, call: Call) -> None:

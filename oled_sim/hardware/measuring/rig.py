@@ -29,17 +29,6 @@ WEIGHTS_BYTES = 256 << 20
 """Least size of rotated weights that are no experts: four times the largest L2."""
 
 
-@dataclass
-class Way:
-    """Says how the CPU lane divides its next job."""
-
-    name: str = "experts"
-
-    def __call__(self, experts: int, rows: int) -> str:
-        """Return the way that was set."""
-        return self.name
-
-
 @dataclass(frozen=True)
 class Rig:
     """What is measured.
@@ -50,7 +39,7 @@ class Rig:
         layers: MoE layers of a backbone that rotates through enough weights.
         experts: routed experts in host memory, and ``rotation`` through them.
         slab: slots on the GPU. grouped: computes experts in them.
-        lane: the CPU lane, dividing its jobs as ``way`` says.
+        lane: the CPU lane.
         x: [tokens, h] inputs on the device; ``out`` [tokens·k, h].
     """
 
@@ -64,7 +53,6 @@ class Rig:
     slab: Slab
     grouped: GroupedExperts
     lane: CpuLane
-    way: Way
     x: Tensor
     out: Tensor
 
@@ -88,15 +76,15 @@ def built(
         for first in range(0, slab.slots, cost.experts):
             some = slab.weights[first : first + cost.experts]
             some.copy_(experts.packed[first // cost.experts % layers][: len(some)])
-        way, tokens = Way(), tokens_on_cpu(axes, cost)
+        tokens = tokens_on_cpu(axes, cost)
         x = torch.randn(max(most, tokens), cost.hidden_size, device=place.device, dtype=place.dtype)
         out = torch.zeros(most * cost.top_k, cost.hidden_size, device=place.device, dtype=x.dtype)
         grouped = GroupedExperts(place, cost, slab, most)
         grouped.capture(x, out)
-        with CpuLane(experts, place, cost, workers, tokens, way) as lane:
+        with CpuLane(experts, place, cost, workers, tokens) as lane:
             yield Rig(
                 cost, axes, place, workers, _backbone_layers(cost, place, quick), experts,
-                Rotation(layers, cost.experts), slab, grouped, lane, way, x, out,
+                Rotation(layers, cost.experts), slab, grouped, lane, x, out,
             )  # fmt: skip
 
 

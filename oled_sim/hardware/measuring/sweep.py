@@ -7,20 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
-import msgspec
 import torch
 
-from oled_sim.costs.profile import AXES, Curve, Grid, StrategyGrid
+from oled_sim.costs.profile import AXES, Curve, Grid
 from oled_sim.hardware.measuring.timing import Clock, spread
 
 Key = tuple[int, ...]
 TimeAt = Callable[..., list[float]]
 Progress = Callable[[str, int, int], None]
 """Told (what is measured, points done, points in all)."""
-
-Strategies = list[list[Literal["experts", "threads", ""]]]
 
 
 @dataclass
@@ -74,12 +70,12 @@ class Sweep:
 
     def keep_grid(
         self, name: str, rows: Sequence[int], columns: Sequence[int],
-        samples: Mapping[Key, list[float]], strategy: Strategies | None = None,
+        samples: Mapping[Key, list[float]],
     ) -> None:  # fmt: skip
         """Make a table of samples by row and column, µs; cells without samples are nan."""
         cells = [[spread(s) if (s := samples[r, c]) else None for c in columns] for r in rows]
         first, second = AXES[name]
-        grid = Grid(
+        self.tables[name] = Grid(
             (first, second),
             list(rows),
             list(columns),
@@ -88,9 +84,6 @@ class Sweep:
             [[c.p90 if c else math.nan for c in row] for row in cells],
             [[c.repeats if c else 0 for c in row] for row in cells],
         )
-        if strategy is not None:
-            grid = StrategyGrid(**msgspec.structs.asdict(grid), strategy=strategy)
-        self.tables[name] = grid
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
