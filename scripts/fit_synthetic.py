@@ -4,7 +4,7 @@
 
 Each argument is a data set and the trace to fit it on (a bundled name or a directory), and after a
 comma another trace of the same model that holds the full gate, if the first does not. A data set
-alone keeps what was fitted and fits the paper's sizes again. Writes
+alone keeps what was fitted on the trace and fits the relations and the paper's sizes again. Writes
 ``oled_sim/synthesis/parameters/<data set>.toml``. Takes a few minutes for each on one core; the
 same traces give the same files.
 """
@@ -31,16 +31,17 @@ def fit(name: str, source: str, signals: str = "") -> DataSet:
     data = fitting.fit_confidence(data, note=_say)
     print(f"{name}: routing", flush=True)
     data = fitting.fit_routing(data, note=_say)
-    print(f"{name}: gates and couplings", flush=True)
-    data = fitting.fit_gates(data, note=_say)
-    own = fitting.own_recipe(data)
-    couplings = fitting.fit_couplings(data, own, min(4, data.requests), note=_say)
-    return msgspec.structs.replace(data, couplings=couplings)
+    print(f"{name}: gates", flush=True)
+    return fitting.fit_gates(data, note=_say)
 
 
-def fit_sizes(data: DataSet) -> DataSet:
-    """Return the parameters with those of the paper's sizes."""
+def fit_rest(data: DataSet) -> DataSet:
+    """Return the parameters with the three relations, and with those of the paper's sizes."""
     name = data.name
+    print(f"{name}: relations", flush=True)
+    own = fitting.own_recipe(data)
+    couplings = fitting.fit_couplings(data, own, data.requests, note=_say)
+    data = msgspec.structs.replace(data, couplings=couplings)
     for model, wanted in targets.PAPER.items():
         print(f"{name}: {model}", flush=True)
         data = _fit_size(data, model, wanted)
@@ -66,5 +67,5 @@ def _say(line: str) -> None:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         name, _, sources = argument.partition("=")
-        found = fit_sizes(fit(name, *sources.split(",")) if sources else load_data_set(name))
+        found = fit_rest(fit(name, *sources.split(",")) if sources else load_data_set(name))
         (FOLDER / f"{name}.toml").write_text(to_toml(found), encoding="utf-8")

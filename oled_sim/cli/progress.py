@@ -30,8 +30,7 @@ def progress(kernels: Iterable[Any]) -> Iterator[Callable[[int, int], None]]:
     Args:
         kernels: the large ones that will be called, see :func:`kernels_of`.
     """
-    if not all(map(is_compiled, kernels)):
-        click.echo("Compiling kernels once, about half a minute", err=True)
+    say_if_compiling(kernels)
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines().update
@@ -39,6 +38,12 @@ def progress(kernels: Iterable[Any]) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("Simulating", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def say_if_compiling(kernels: Iterable[Any]) -> None:
+    """Say on stderr that the first call of these kernels takes a while, if it does."""
+    if not all(map(is_compiled, kernels)):
+        click.echo("Compiling kernels once, about half a minute", err=True)
 
 
 def kernels_of(policies: Iterable[Policy]) -> set[Any]:

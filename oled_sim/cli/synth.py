@@ -91,13 +91,21 @@ def synth(
         )
         for name in (COUPLINGS if coupling == "all" else (coupling,))
     }
-    if report:
+    if not report and out is None:
+        raise UsageError("no place for the traces: give --out DIR, or --report to write none")
+    _say_if_compiling()
+    if out is None or report:
         _report(recipes, requests, as_json)
         return
-    if out is None:
-        raise UsageError("no place for the traces: give --out DIR, or --report to write none")
     folders = {name: out / name if coupling == "all" else out for name in recipes}
     _write(recipes, folders, requests or 10, jobs or _cores(), overwrite, as_json)
+
+
+def _say_if_compiling() -> None:
+    from oled_sim.cli.progress import say_if_compiling
+    from oled_sim.synthesis.routing import route_layer
+
+    say_if_compiling([route_layer])
 
 
 def _cores() -> int:

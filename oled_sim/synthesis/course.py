@@ -26,6 +26,25 @@ MAX_POST_STEPS = 16
 """Passes that rule 2.1 may spend on editing a block without masks, as ``collect`` has it."""
 
 
+class Dynamics(NamedTuple):
+    """:class:`~oled_sim.synthesis.parameters.Confidence` as kernels read it."""
+
+    masked_mean: float
+    depth: float
+    reach: float
+    shrink: float
+    neighbour_gain: float
+    block_spread: float
+    token_spread: float
+    pass_spread: float
+    stretch: float
+    word_mean: float
+    word_spread: float
+    word_pass_spread: float
+    threshold: float
+    edit_rate: float
+
+
 class Course(NamedTuple):
     """A request without routes: I passes, T token rows.
 
@@ -68,19 +87,17 @@ def make_course(
         confidence: its parameters. moments: what ``z`` is relative to.
         edits: rule 2.1, whose passes may replace words.
     """
-    c = confidence
-    values = np.array([
-        c.masked_mean, c.frontier_slope, c.block_spread, c.token_spread, c.pass_spread,
-        c.word_mean, c.word_spread, c.word_pass_spread, c.threshold,
-        c.edit_rate if edits else 0.0, c.stretch,
-    ])  # fmt: skip
+    dynamics = Dynamics(
+        **{n: float(getattr(confidence, n)) for n in Dynamics._fields if n != "edit_rate"},
+        edit_rate=confidence.edit_rate if edits else 0.0,
+    )
     first, last = prompt // block_length, -(-(prompt + output) // block_length)
     passes = 1 + (last - first) * (block_length + 1 + (MAX_POST_STEPS if edits else 0))
     rows = (first + 1) * block_length + passes * block_length
     per_pass = np.zeros((4, passes), np.int32)
     marks, sure = np.zeros((3, rows), np.uint8), np.empty((1, rows), np.float32)
     passes, rows = _walk(
-        streams(*seed, count=1)[0], prompt, first, last, block_length, edits, values,
+        streams(*seed, count=1)[0], prompt, first, last, block_length, edits, dynamics,
         per_pass, marks, sure,
     )  # fmt: skip
     kind, block, start, accepted_count = per_pass[:, :passes]
@@ -113,40 +130,58 @@ def _sigmoid(x):
     return 1.0 / (1.0 + math.exp(-x))
 
 
+@merged
+def _word(rng, about):
+    """Return the lasting part of a word's logit."""
+    return about.word_mean + about.word_spread * normal(rng)
+
+
+@merged
+def _mask(rng, easy, level, masks, beside, about):
+    """Return the logit of a mask.
+
+    Args:
+        easy: its lasting part, in standard deviations. level: of its block, a logit.
+        masks: masks to its left in the block. beside: whether its left neighbour is a word.
+    """
+    away = 1.0 - math.exp(-masks / about.reach)
+    spread = about.token_spread * easy + about.pass_spread * normal(rng)
+    x = level - about.depth * away + (1.0 - about.shrink * away) * spread
+    x += about.neighbour_gain if beside else 0.0
+    return x * about.stretch if x > 0 else x
+
+
 @kernel
-def _walk(rng, prompt, first, last, length, edits, values, per_pass, marks, sure):
+def _walk(rng, prompt, first, last, length, edits, about, per_pass, marks, sure):
     """Fill the course; return the number of passes and of token rows.
 
     Args:
-        per_pass: int32 [4, I]: kind, block, start, accepted count.
+        about: :class:`Dynamics`. per_pass: int32 [4, I]: kind, block, start, accepted count.
         marks: uint8 [3, T]: state, accepted, edited. sure: float32 [1, T]: confidence.
     """
-    slope, token_spread, pass_spread = values[1], values[3], values[4]
-    threshold, edit_rate, stretch = values[8], values[9], values[10]
     lasting, now = np.empty(length), np.empty(length)
     state, chosen = np.empty(length, np.uint8), np.empty(length, np.bool_)
     i, row = 0, 0
     for block in range(first, last):
         begin = block * length
-        level = values[0] + values[2] * normal(rng)
+        level = about.masked_mean + about.block_spread * normal(rng)
         for t in range(length):
             in_prompt = begin + t < prompt
             state[t] = PROMPT if in_prompt else MASKED
-            lasting[t] = values[5] + values[6] * normal(rng) if in_prompt else (
-                level + token_spread * normal(rng))  # fmt: skip
+            lasting[t] = _word(rng, about) if in_prompt else normal(rng)
         post = 0
         while True:
             masks, best = 0, -1
             for t in range(length):
-                if state[t] == MASKED:
-                    x = lasting[t] - slope * min(masks, length // 2) + pass_spread * normal(rng)
-                    x = x * stretch if x > 0 else x
-                    masks += 1
-                else:
-                    x = lasting[t] + values[7] * normal(rng)
-                now[t] = _sigmoid(x)
-                chosen[t] = state[t] == MASKED and now[t] > threshold
-                if state[t] == MASKED and (best < 0 or now[t] > now[best]):
+                chosen[t] = False
+                if state[t] != MASKED:
+                    now[t] = _sigmoid(lasting[t] + about.word_pass_spread * normal(rng))
+                    continue
+                beside = t == 0 or state[t - 1] != MASKED
+                now[t] = _sigmoid(_mask(rng, lasting[t], level, masks, beside, about))
+                chosen[t] = now[t] > about.threshold
+                masks += 1
+                if best < 0 or now[t] > now[best]:
                     best = t
             if best >= 0:
                 chosen[best] = True
@@ -158,14 +193,13 @@ def _walk(rng, prompt, first, last, length, edits, values, per_pass, marks, sure
             replaced = 0
             polish = edits and (masks > 0 or post < MAX_POST_STEPS)
             for t in range(length):
-                edit = polish and state[t] == DECODED and uniform(rng) < edit_rate
+                edit = polish and state[t] == DECODED and uniform(rng) < about.edit_rate
                 replaced += int(edit)
                 marks[0, row], marks[1, row], marks[2, row] = state[t], chosen[t], edit
                 sure[0, row] = now[t]
                 per_pass[3, i] += int(chosen[t])
                 if chosen[t] or edit:
-                    state[t] = DECODED
-                    lasting[t] = values[5] + values[6] * normal(rng)
+                    state[t], lasting[t] = DECODED, _word(rng, about)
                 row += 1
             done = masks == 0 and replaced == 0 and i > 0
             post += int(masks == 0)

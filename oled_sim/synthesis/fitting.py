@@ -1,7 +1,7 @@
 """Fitting parameters to statistics: confidence first, then routing, gates, couplings, sizes.
 
 Every candidate is judged on requests made from the same random numbers, so the search sees what a
-parameter does and little noise. The search itself is seeded too: the same trace, the same file.
+parameter does and little noise: the same trace, the same file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.synthesis.course import Course, make_course
@@ -25,7 +26,7 @@ from oled_sim.synthesis.statistics import (
     moments,
     routing_statistics,
 )
-from oled_sim.synthesis.targets import loss
+from oled_sim.synthesis.targets import misses
 from oled_sim.trace.schema import RequestTrace
 
 ROUTING_BOUNDS: dict[str, tuple[float, float]] = {
@@ -33,21 +34,26 @@ ROUTING_BOUNDS: dict[str, tuple[float, float]] = {
     "block_taste": (0.02, 4), "masked_sharpness": (0.3, 4), "layer_spread": (0.005, 0.6),
     "neighbour_masked": (0.02, 0.97), "neighbour_word": (0.01, 0.8), "carry": (0.01, 0.95),
     "boundary_carry": (0.002, 0.9),
-    "drift": (0.0005, 0.5),
+    "drift": (0.0005, 0.5), "drift_word": (0.0001, 0.2), "block_persistence": (0.01, 0.99),
     "jitter_masked": (0.02, 4), "jitter_word": (0.02, 4), "persistence_masked": (0.05, 0.99),
     "persistence_word": (0.05, 0.99), "jitter_shared": (0.01, 0.98), "jitter_spread": (0.02, 1.0),
 }  # fmt: skip
 """Parameters that the routing fit moves, and within what."""
 
 CONFIDENCE_BOUNDS: dict[str, tuple[float, float]] = {
-    "masked_mean": (-4, 4), "frontier_slope": (0.001, 1.5), "block_spread": (0.02, 3),
-    "token_spread": (0.02, 4), "pass_spread": (0.02, 3), "stretch": (0.3, 5),
+    "masked_mean": (-4, 4), "depth": (0.1, 8), "reach": (0.5, 20), "shrink": (0.02, 0.9),
+    "neighbour_gain": (0.05, 5), "block_spread": (0.02, 3), "token_spread": (0.02, 5),
+    "pass_spread": (0.02, 3), "stretch": (0.3, 5), "word_mean": (1, 12), "word_spread": (0.2, 6),
 }  # fmt: skip
+"""Parameters that the fit of confidence moves, and within what."""
+
+SEED = 1
+"""Of the requests that a fit looks at: not those that ``synth`` writes unasked."""
 
 TASTES = ("popularity", "state_contrast", "request_taste", "block_taste")
 """How sharp preferences are, in all their parts."""
 
-UNREST = ("jitter_masked", "jitter_word", "drift")
+UNREST = ("jitter_masked", "jitter_word", "drift", "drift_word")
 """How much moves from pass to pass."""
 
 POSITIVE_CORRELATION = 0.6
@@ -57,7 +63,7 @@ POSITIVE_CORRELATION = 0.6
 def own_recipe(data: DataSet, coupling: str = "none", **settings: Any) -> Recipe:
     """Return the recipe that imitates the trace a data set was fitted on."""
     geometry = RoutingGeometry(tuple(range(1, data.layers + 1)), data.experts, data.top_k)
-    return Recipe(data, data.fitted_on, geometry, coupling, data.output_tokens, **settings)
+    return Recipe(data, data.fitted_on, geometry, coupling, data.output_tokens, SEED, **settings)
 
 
 def courses(data: DataSet, requests: int) -> list[Course]:
@@ -65,25 +71,25 @@ def courses(data: DataSet, requests: int) -> list[Course]:
     recipe = own_recipe(data)
     return [
         make_course(
-            (0, r), prompt_tokens(recipe, r), data.output_tokens, data.block_length,
+            recipe.key(r), prompt_tokens(recipe, r), data.output_tokens, data.block_length,
             data.confidence, data.moments,
         )
         for r in range(requests)
     ]  # fmt: skip
 
 
-def fit_confidence(data: DataSet, trials: int = 400, note: Note = lambda _: None) -> DataSet:
+def fit_confidence(data: DataSet, steps: int = 40, note: Note = lambda _: None) -> DataSet:
     """Fit confidence dynamics, then take the moments that couplings are relative to."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
         confidence = msgspec.structs.replace(data.confidence, **values)
         return msgspec.structs.replace(data, confidence=confidence)
 
-    def judge(values: dict[str, float]) -> float:
-        return loss(confidence_statistics(courses(with_values(values), 30)), data.targets)
+    def judge(values: dict[str, float]) -> NDArray[np.float64]:
+        return misses(confidence_statistics(courses(with_values(values), 60)), data.targets)
 
     start = msgspec.structs.asdict(data.confidence)
-    data = with_values(Search(CONFIDENCE_BOUNDS, judge).run(start, trials, note))
+    data = with_values(Search(CONFIDENCE_BOUNDS, judge).run(start, steps, note))
     return msgspec.structs.replace(data, moments=Moments(**moments(courses(data, 60))))
 
 
@@ -92,7 +98,7 @@ def generate(recipe: Recipe, requests: int) -> list[RequestTrace]:
     return [make_request(recipe, r) for r in range(requests)]
 
 
-def fit_routing(data: DataSet, trials: int = 250, note: Note = lambda _: None) -> DataSet:
+def fit_routing(data: DataSet, steps: int = 20, note: Note = lambda _: None) -> DataSet:
     """Fit routing preferences to the trace, without any confidence-stability relation."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
@@ -100,29 +106,29 @@ def fit_routing(data: DataSet, trials: int = 250, note: Note = lambda _: None) -
         return msgspec.structs.replace(data, routing=routing, couplings={})
 
     targets = {n: t for n, t in data.targets.items() if not n.startswith("correlation")}
-    requests = max(4, 48 // data.layers)
 
-    def judge(values: dict[str, float]) -> float:
+    def judge(values: dict[str, float]) -> NDArray[np.float64]:
         recipe = own_recipe(with_values(values))
-        return loss(routing_statistics(generate(recipe, requests), recipe.geometry), targets)
+        made = generate(recipe, min(8, data.requests))
+        return misses(routing_statistics(made, recipe.geometry), targets)
 
     start = msgspec.structs.asdict(data.routing)
-    return with_values(Search(ROUTING_BOUNDS, judge, seed=1).run(start, trials, note))
+    return with_values(Search(ROUTING_BOUNDS, judge).run(start, steps, note))
 
 
-def fit_gates(data: DataSet, trials: int = 60, note: Note = lambda _: None) -> DataSet:
+def fit_gates(data: DataSet, steps: int = 6, note: Note = lambda _: None) -> DataSet:
     """Fit the gate scores; no route depends on them."""
 
     def with_values(values: Mapping[str, float]) -> DataSet:
         return msgspec.structs.replace(data, gates=Gates(**values))
 
-    def judge(values: dict[str, float]) -> float:
+    def judge(values: dict[str, float]) -> NDArray[np.float64]:
         recipe = own_recipe(with_values(values), signals=("full_gate",))
-        return loss(gate_statistics(generate(recipe, 2)), data.targets)
+        return misses(gate_statistics(generate(recipe, 2)), data.targets)
 
     bounds = {"slope": (0.05, 4.0), "offset": (-8.0, 3.0), "floor": (-12.0, 0.0)}
     start = msgspec.structs.asdict(data.gates)
-    return with_values(Search(bounds, judge, seed=2).run(start, trials, note))
+    return with_values(Search(bounds, judge).run(start, steps, note))
 
 
 def fit_couplings(
@@ -211,7 +217,7 @@ def fit_size(
         changed = msgspec.structs.replace(data, models={recipe.model: Scale(routing=routing)})
         trial = replace(recipe, data=changed)
         now = routing_statistics(generate(trial, requests), recipe.geometry)
-        sharp += 0.8 * math.log(now["activated"] / targets["activated"].value)
+        sharp += 1.4 * math.log(now["activated"] / targets["activated"].value)
         unrest += 6 * (now["adjacent_overlap"] - targets["adjacent_overlap"].value)
         boundary += 4 * (targets["boundary_overlap"].value - now["boundary_overlap"])
         sharp, unrest, boundary = (

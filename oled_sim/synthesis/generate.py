@@ -13,6 +13,7 @@ from typing import NamedTuple
 from oled_sim.errors import UsageError
 from oled_sim.geometry import RoutingGeometry, find_geometry
 from oled_sim.synthesis.parameters import DataSet
+from oled_sim.synthesis.ranking import MOST_CANDIDATES
 from oled_sim.synthesis.request import Recipe, make_request, prompt_tokens
 from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, RequestEntry, Runtime
 from oled_sim.trace.schema import SIGNALS
@@ -64,6 +65,8 @@ def make_recipe(
     Raises:
         UsageError: an unknown model, or one that the data set has no parameters for.
     """
+    if data.top_k > MOST_CANDIDATES:
+        raise UsageError(f"top_k is {data.top_k}: synthetic routes have {MOST_CANDIDATES} at most")
     settings = {"coupling": coupling, "output_tokens": output_tokens, "seed": seed}
     if model == FITTED:
         geometry = RoutingGeometry(tuple(range(1, data.layers + 1)), data.experts, data.top_k)
@@ -152,7 +155,7 @@ def write_one(path: Path, manifest: Manifest, recipe: Recipe, request: int) -> R
         events=trace.events,
         files={},
     )
-    return write_files(path, manifest, trace, about, COMPRESSION_LEVEL)
+    return write_files(path, manifest, trace, about, COMPRESSION_LEVEL, check=False)
 
 
 @contextmanager

@@ -38,7 +38,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         neighbour_masked, neighbour_word: share of candidates shared with the left neighbour.
         carry: share of candidates that survive when a mask becomes a word.
         boundary_carry: share that a mask takes over from the token in its place one block before.
-        drift: share of its candidates that a mask replaces for every token that a pass accepts.
+        drift, drift_word: share of its candidates that a mask or a word replaces for every token
+            that a pass accepts.
         jitter_masked, jitter_word: standard deviation of the changing part of a log score.
         persistence_masked, persistence_word: correlation of that part from pass to pass.
         jitter_shared: share of its variance that masks of a block have in common.
@@ -57,6 +58,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     carry: float = 0.5
     boundary_carry: float = 0.02
     drift: float = 0.03
+    drift_word: float = 0.003
     jitter_masked: float = 0.9
     jitter_word: float = 0.25
     persistence_masked: float = 0.6
@@ -69,8 +71,11 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How sure the model is of a token. All but rates are in logits (log odds).
 
     Attributes:
-        masked_mean: of the first mask of a block.
-        frontier_slope: lost per mask to the left, up to half a block.
+        masked_mean: of a mask without masks to its left in the block.
+        depth: lost by a mask with many masks to its left; with m of them the share 1 - exp(-m /
+            ``reach``) of it. shrink: that share times this is taken from its spreads too: what is
+            far away is not easy or hard yet.
+        neighbour_gain: gained while the token to the left is a word.
         block_spread: standard deviation over blocks: easy and hard ones.
         token_spread: standard deviation over tokens of a block, lasting.
         pass_spread: standard deviation over passes of a token.
@@ -82,7 +87,10 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     masked_mean: float = 0.0
-    frontier_slope: float = 0.2
+    depth: float = 2.0
+    reach: float = 4.0
+    shrink: float = 0.4
+    neighbour_gain: float = 1.0
     block_spread: float = 0.5
     token_spread: float = 1.0
     pass_spread: float = 0.8

@@ -10,96 +10,216 @@ and races for the rest at rate 1 - p.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from oled_sim.engine.jit import kernel, lean, merged
-from oled_sim.synthesis.random import exponential, normal, uniform
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.engine.jit import lean, merged
+from oled_sim.synthesis.fast import Word, exp, exponential, log, new_word
+from oled_sim.synthesis.random import draw, normal, uniform
 
 # ruff: noqa: ANN001, ANN201
+
+HEAVY = 1 / 32
+"""Experts with a larger part of all arrivals come again and again before the last of M others.
+
+Their first arrival is drawn by itself, unless :data:`FEW` arrivals are to come.
+"""
+
+FEW = 16.0
 
 MOST_DRAWS = 40
 """Arrivals per candidate after which a race is over: very sharp preferences repeat themselves."""
 
+_16, _MASK = np.uint64(16), np.uint64(0xFFFF)
+
+
+class Candidates(NamedTuple):
+    """The candidates of the T tokens of a block, M each: ``score`` descends, noise apart.
+
+    ``ids``: int32 [M, T]. ``score``, ``noise``: float32 [M, T].
+    """
+
+    ids: NDArray[np.int32]
+    score: NDArray[np.float32]
+    noise: NDArray[np.float32]
+
+
+class Rates(NamedTuple):
+    """What tokens of one state prefer in a block, see :func:`prepare`.
+
+    ``logs``, ``rate``: float64 [E]. ``heavy``: int64 [32], experts likelier than :data:`HEAVY`;
+    ``heavies``: int64 [1], how many. ``all``, ``others``: float64 [E + 1], sums of the rates
+    of all or of those who are not heavy, divided by their sum, which is the last entry;
+    ``start_all``, ``start_others``: int64 [E], where to look in them.
+    """
+
+    logs: NDArray[np.float64]
+    rate: NDArray[np.float64]
+    heavy: NDArray[np.int64]
+    heavies: NDArray[np.int64]
+    all: NDArray[np.float64]
+    start_all: NDArray[np.int64]
+    others: NDArray[np.float64]
+    start_others: NDArray[np.int64]
+
+
+class Bench(NamedTuple):
+    """Where a race is put together: room for 3 M arrivals, and a mark per expert, all false."""
+
+    ids: NDArray[np.int32]
+    score: NDArray[np.float64]
+    noise: NDArray[np.float64]
+    seen: NDArray[np.bool_]
+    word: Word
+
+
+def new_candidates(most: int, tokens: int) -> Candidates:
+    """Return room for the candidates of a block."""
+    score, noise = np.zeros((2, most, tokens), np.float32)
+    return Candidates(np.zeros((most, tokens), np.int32), score, noise)
+
+
+def new_rates(experts: int) -> Rates:
+    """Return rates to be filled."""
+    logs, rate = np.zeros((2, experts))
+    heavy, count = np.zeros(round(1 / HEAVY), np.int64), np.zeros(1, np.int64)
+    every, others = np.zeros((2, experts + 1))
+    start_all, start_others = np.zeros((2, experts), np.int64)
+    return Rates(logs, rate, heavy, count, every, start_all, others, start_others)
+
+
+def new_bench(most: int, experts: int) -> Bench:
+    """Return a bench for races of so many candidates."""
+    score, noise = np.zeros((2, 3 * most))
+    return Bench(
+        np.zeros(3 * most, np.int32), score, noise, np.zeros(experts, np.bool_), new_word()
+    )
+
+
+@lean
+def prepare(rates):
+    """Turn log rates, ``rates.logs``, into those of a race of rate 1, and fill in the rest."""
+    logs, heavy = rates.logs, rates.heavy
+    number, sum_ = len(logs), 0.0
+    for e in range(number):
+        rates.rate[e] = exp(logs[e])
+        sum_ += rates.rate[e]
+    shift, count, whole, rest = math.log(sum_), 0, 0.0, 0.0
+    for e in range(number):
+        logs[e] -= shift
+        rates.rate[e] /= sum_
+        whole += rates.rate[e]
+        if rates.rate[e] > HEAVY:
+            heavy[count] = e
+            count += 1
+        else:
+            rest += rates.rate[e]
+        rates.all[e], rates.others[e] = whole, rest
+    rates.heavies[0] = count
+    look_up(rates.all, rates.start_all)
+    look_up(rates.others, rates.start_others)
+
 
 @merged
-def prepare(logs, total, start):
-    """Turn log rates [E] into running sums that end at 1, and an index of where to look in them."""
-    number = len(logs)
-    sum_ = 0.0
-    for e in range(number):
-        sum_ += math.exp(logs[e])
-        total[e] = sum_
-    shift = math.log(sum_)
-    for e in range(number):
-        total[e] /= sum_
-        logs[e] -= shift
+def look_up(total, start):
+    """Make running sums [E] end at 1, put their sum after them, and index them."""
+    number = len(start)
+    whole = total[number - 1]
+    total[number] = whole
+    if whole <= 0.0:
+        return
     e = 0
+    for i in range(number):
+        total[i] /= whole
     for cell in range(number):
-        while total[e] * number <= cell:
+        while total[e] * number <= cell and e < number - 1:
             e += 1
         start[cell] = e
 
 
 @merged
 def pick(rng, total, start):
-    """Return an expert by preference."""
-    u = uniform(rng)
-    e = start[int(u * len(total))]
-    while total[e] < u and e < len(total) - 1:
+    """Return an expert by preference; ``total``, ``start``: of :func:`look_up`."""
+    u, number = uniform(rng), len(start)
+    e = start[int(u * number)]
+    while total[e] < u and e < number - 1:
         e += 1
     return e
 
 
-@kernel
-def race(rng, ids, score, noise, t, own, keep, left, other, share, total, start, jitter,
-         work, most):  # fmt: skip
-    """Give a token new candidates, some its own or its left neighbour's; return how many.
+@lean
+def race(rng, block, t, keep, left, share, rates, jitter, bench):
+    """Give a token new candidates, some its own or its left neighbour's.
 
     Args:
-        ids, score, noise: [T, M]. own: candidates it has, each kept with chance ``keep``.
-        left, other: the neighbour and how many it has, each shared with chance ``share``.
-        total, start: of :func:`prepare`. jitter: standard deviation of new noise.
-        work: ids, score, noise [3 M] and a mark per expert (all false). most: M.
+        block: :class:`Candidates`. t: the token. keep: chance of each of its own to stay.
+        left: the neighbour. share: chance of each of its candidates to be taken.
+        rates: :class:`Rates`. jitter: standard deviation of new noise. bench: :class:`Bench`.
     """
-    new_ids, new_score, new_noise, seen = work
-    count = 0
-    for j in range(own):
-        if uniform(rng) < keep:
-            count = insert(new_ids, new_score, new_noise, count, ids[t, j], score[t, j],
-                           noise[t, j], seen, 3 * most)  # fmt: skip
-    for j in range(other):
-        if share > 0 and uniform(rng) < share:
-            count = insert(new_ids, new_score, new_noise, count, ids[left, j], score[left, j],
-                           noise[left, j], seen, 3 * most)  # fmt: skip
-    rate = 1.0 - keep - share
-    time = 0.0
-    for _ in range(MOST_DRAWS * most):
-        if rate <= 0.0:
-            break
-        time += exponential(rng) / rate
-        value = -math.log(time)
-        if count >= most and value < new_score[most - 1]:
-            break
-        e = pick(rng, total, start)
-        count = insert(new_ids, new_score, new_noise, count, e, value, jitter * normal(rng), seen,
-                       3 * most)  # fmt: skip
-    for e in range(len(total)):  # rarely: preferences so sharp that fewer than M came
+    ids, score, noise, seen, _ = bench
+    most, count = len(block.ids), 0
+    for source in range(2):
+        chance, s = (keep, t) if source == 0 else (share, left)
+        if chance > 0:
+            count = thin(rng, block, s, chance, count, bench)
+    if keep + share < 1:
+        count = arrive(rng, 1 - keep - share, most, count, rates, jitter, bench)
+    for e in range(len(rates.logs)):  # rarely: preferences so sharp that fewer than M came
         if count >= most:
             break
         if not seen[e]:
-            count = insert(new_ids, new_score, new_noise, count, e,
-                           new_score[count - 1] - 1.0 if count > 0 else 0.0, 0.0, seen,
-                           3 * most)  # fmt: skip
+            ids[count], noise[count], seen[e] = e, 0.0, True
+            score[count] = score[count - 1] - 1.0 if count > 0 else 0.0
+            count += 1
     for j in range(count):
-        seen[new_ids[j]] = False
-    count = min(count, most)
-    for j in range(count):
-        ids[t, j], score[t, j], noise[t, j] = new_ids[j], new_score[j], new_noise[j]
+        seen[ids[j]] = False
+    for j in range(most):
+        block.ids[j, t], block.score[j, t], block.noise[j, t] = ids[j], score[j], noise[j]
+
+
+@merged
+def thin(rng, block, source, chance, count, bench):
+    """Take each candidate of a token with a chance; return how many are there then."""
+    word, least = np.uint64(0), chance * 65536.0
+    for j in range(len(block.ids)):
+        word = draw(rng) if j % 4 == 0 else word >> _16
+        if np.int64(word & _MASK) < least:
+            count = insert(bench, count, block.ids[j, source], block.score[j, source],
+                           block.noise[j, source])  # fmt: skip
     return count
 
 
-@lean
-def insert(ids, score, noise, count, e, value, extra, seen, room):
+@merged
+def arrive(rng, rate, most, count, rates, jitter, bench):
+    """Let experts arrive at a rate until no later one could be among the first M."""
+    last = most - 1
+    latest = exp(-bench.score[last]) if count >= most else math.inf
+    few = rate * latest < FEW
+    if not few:
+        for n in range(rates.heavies[0]):
+            e = rates.heavy[n]
+            time = exponential(rng) / (rate * rates.rate[e])
+            if time < latest:
+                count = insert(bench, count, e, -log(time, bench.word), jitter * normal(rng))
+                latest = exp(-bench.score[last]) if count >= most else math.inf
+    total, start = (rates.all, rates.start_all) if few else (rates.others, rates.start_others)
+    pace, time = rate * total[len(rates.logs)], 0.0
+    for _ in range(MOST_DRAWS * most if pace > 0.0 else 0):
+        time += exponential(rng) / pace
+        if time > latest:
+            break
+        e = pick(rng, total, start)
+        count = insert(bench, count, e, -log(time, bench.word), jitter * normal(rng))
+        latest = exp(-bench.score[last]) if count >= most else math.inf
+    return count
+
+
+@merged
+def insert(bench, count, e, value, extra):
     """Put an arrival among ``count`` in order of score; the first of an expert counts."""
+    ids, score, noise, seen, _ = bench
     if seen[e]:
         place = 0
         while ids[place] != e:
@@ -109,7 +229,7 @@ def insert(ids, score, noise, count, e, value, extra, seen, room):
         count -= 1
         for j in range(place, count):
             ids[j], score[j], noise[j] = ids[j + 1], score[j + 1], noise[j + 1]
-    elif count == room:
+    elif count == len(ids):
         return count
     seen[e] = True
     j = count

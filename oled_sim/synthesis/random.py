@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.jit import kernel, merged
+from oled_sim.engine.jit import lean, merged
 
 # ruff: noqa: ANN001, ANN201
 
@@ -19,13 +19,12 @@ _13, _7, _17 = np.uint64(13), np.uint64(7), np.uint64(17)
 _11, _16, _MASK = np.uint64(11), np.uint64(16), np.uint64(0xFFFF)
 _UNIT = 2.0**-53
 _NORMAL = math.sqrt(3.0) / 65536.0
-_UNIFORM = math.sqrt(12.0) / 65536.0
 
 
-def streams(*keys: int, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` seeds of independent streams, uint64 [count, 1], a function of ``keys``."""
-    seeds = np.random.SeedSequence(keys).generate_state(count, np.uint64)
-    return np.maximum(seeds, np.uint64(1))[:, None]
+def streams(*keys: int, count: int, lanes: int = 1) -> NDArray[np.uint64]:
+    """Return seeds of independent streams, uint64 [count, lanes], a function of ``keys``."""
+    seeds = np.random.SeedSequence(keys).generate_state(count * lanes, np.uint64)
+    return np.maximum(seeds, np.uint64(1)).reshape(count, lanes)
 
 
 @merged
@@ -56,19 +55,7 @@ def normal(state):
     return (total - 131070.0) * _NORMAL
 
 
-@merged
-def exponential(state):
-    """Return an exponential number of mean 1."""
-    return -math.log(uniform(state))
-
-
-@merged
-def spread(word):
-    """Return a uniform number of mean 0 and variance 1 from the low 16 bits of ``word``."""
-    return (np.int64(word & _MASK) - 32767.5) * _UNIFORM
-
-
-@kernel
+@lean
 def fill_normal(state, values):
     """Fill a float64 array [n] with :func:`normal`."""
     for i in range(len(values)):

@@ -10,12 +10,13 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.jit import direct
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.synthesis.course import MASKED, Course, make_course
 from oled_sim.synthesis.parameters import DataSet, Relation, Routing
 from oled_sim.synthesis.random import streams
-from oled_sim.synthesis.ranking import order_ties, sorting_pairs
-from oled_sim.synthesis.routing import candidates, route_layer
+from oled_sim.synthesis.ranking import gate_table
+from oled_sim.synthesis.routing import Routes, Shape, Steps, new_desk, route_layer
 from oled_sim.trace.manifest import expert_dtype
 from oled_sim.trace.schema import RequestTrace
 
@@ -26,6 +27,8 @@ WORDS = 4096
 """Distinct words of the synthetic vocabulary; the mask is one more."""
 
 _TOPIC_WORDS = 128
+_route_layer = direct(route_layer)
+
 _COURSE, _LAYERS, _WORDS, _LENGTH = range(4)
 """Streams of random numbers of a request."""
 
@@ -82,7 +85,7 @@ def make_request(recipe: Recipe, request: int) -> RequestTrace:
         recipe.data.moments,
         edits=recipe.edits,
     )
-    experts, scores, mean = _routes(recipe, request, prompt, course)
+    experts, gates, mean = _routes(recipe, request, prompt, course)
     tokens, layers = np.diff(course.token_offset), len(recipe.geometry.layers)
     passes = len(course.kind)
     token_id = _words(recipe, request, course)
@@ -104,7 +107,7 @@ def make_request(recipe: Recipe, request: int) -> RequestTrace:
         event_layer=np.tile(np.arange(layers, dtype=np.int16), passes),
         event_offset=np.concatenate(([0], np.cumsum(np.repeat(tokens, layers)))),
         experts=experts,
-        gates=_gates(recipe, experts, scores),
+        gates=gates,
         row_token=_row_tokens(course.token_offset, layers),
         full_gate=mean.astype(np.float16) if "full_gate" in recipe.signals else None,
         embedding=_embedding(recipe, token_id, course) if "embedding" in recipe.signals else None,
@@ -113,37 +116,31 @@ def make_request(recipe: Recipe, request: int) -> RequestTrace:
 
 def _routes(
     recipe: Recipe, request: int, prompt: int, course: Course
-) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.float32]]:
-    """Return experts and log scores [N, k], and the full gate [V, E] (V = 0 if not wanted)."""
+) -> tuple[NDArray[Any], NDArray[np.float16], NDArray[np.float32]]:
+    """Return experts and gates [N, k], and the full gate [V, E] (V = 0 if not wanted)."""
     r, geometry, length = recipe.routing, recipe.geometry, recipe.data.block_length
-    g = recipe.data.gates
-    layers, wanted = len(geometry.layers), "full_gate" in recipe.signals
+    g, layers, k = recipe.data.gates, len(recipe.geometry.layers), recipe.geometry.top_k
     popular, contrast, factor = _model(recipe.model, geometry, r)
-    rows = len(course.state) * layers
-    experts = np.empty((rows, geometry.top_k), expert_dtype(geometry.experts))
-    scores = np.empty((rows, geometry.top_k), np.float32)
-    events = len(course.kind) * layers if wanted else 0
-    mean = np.zeros((events, geometry.experts), np.float32)
-    jitter, carry, drift = _unrest(r, recipe.relation, course, recipe.key(request, _WORDS, 1))
-    rng = streams(*recipe.key(request, _LAYERS), count=layers)
-    pairs = sorting_pairs(candidates(geometry.experts, geometry.top_k))
-    about = (
-        course.kind, course.block, course.token_offset,
-        course.state, course.accepted, course.edited,
+    rows, wanted = len(course.state) * layers, "full_gate" in recipe.signals
+    out = Routes(
+        np.empty((rows, k), expert_dtype(geometry.experts)),
+        np.empty((rows, k), np.uint16),
+        np.zeros((len(course.kind) * layers if wanted else 0, geometry.experts), np.float32),
+        np.array([g.slope, g.offset, g.floor]),
+    )
+    steps = Steps(
+        course.kind, course.block, course.token_offset, course.state, course.accepted,
+        course.edited, *_unrest(r, recipe.relation, course, recipe.key(request, _WORDS, 1)),
     )  # fmt: skip
+    rng = streams(*recipe.key(request, _LAYERS), count=layers, lanes=1 + length)
+    desk = new_desk(geometry.experts, k, length, gate_table(g))
+    own = {name: getattr(r, name) for name in Shape._fields if name != "sharp"}
     for layer in range(layers):
-        values = np.array([
-            factor[layer], r.request_taste, r.block_taste, r.block_persistence,
-            r.neighbour_masked, r.neighbour_word, r.persistence_masked, r.persistence_word,
-            r.masked_sharpness, r.jitter_masked, r.jitter_word, r.boundary_carry,
-            r.jitter_shared,
-        ])  # fmt: skip
-        route_layer(
-            rng[layer], prompt, length, (int(course.block[0]), int(course.block[-1]) + 1), values,
-            popular[layer], contrast[layer], about, jitter, carry, drift, layer, layers, pairs,
-            experts, scores, (g.slope, g.offset, g.floor), mean,
+        _route_layer(
+            rng[layer, :1], rng[layer, 1:], prompt, Shape(float(factor[layer]), **own),
+            popular[layer], contrast[layer], steps, desk, layer, layers, out,
         )  # fmt: skip
-    return experts, scores, mean
+    return out.experts, out.gates.view(np.float16), out.mean
 
 
 def _model(
@@ -172,28 +169,13 @@ def _unrest(
     unrest = np.exp(np.float32(r.jitter_spread) * own - effect * course.z)
     jitter = level * unrest
     accepted = np.repeat(course.accepted_count, np.diff(course.token_offset))
-    times = accepted * np.float32(relation.masked_scale) * unrest
-    drift = 1 - np.float32(1 - r.drift) ** np.minimum(times, np.float32(1000))
+    scale = np.where(masked, np.float32(relation.masked_scale), np.float32(relation.decoded_scale))
+    times = np.minimum(accepted * scale * unrest, np.float32(1000))
+    stays = np.where(masked, np.float32(1 - r.drift), np.float32(1 - r.drift_word))
+    drift = 1 - stays**times
     odds = np.log(r.carry / (1 - r.carry)) + relation.accepted_shift
     carry = 1 / (1 + np.exp(-(odds + relation.accepted * course.z)))
     return np.minimum(jitter, np.float32(20)), carry.astype(np.float32), drift
-
-
-def _gates(
-    recipe: Recipe, experts: NDArray[Any], scores: NDArray[np.float32]
-) -> NDArray[np.float16]:
-    """Return gates [N, k]; sorts ``experts`` by id where gates are equal."""
-    gates = recipe.data.gates
-    weight = np.multiply(scores, np.float32(-gates.slope), out=scores)
-    weight -= np.float32(gates.offset)
-    with np.errstate(over="ignore"):  # a score so low has a gate of 0
-        np.exp(weight, out=weight)
-    weight += 1
-    np.reciprocal(weight, out=weight)
-    weight /= np.einsum("nk->n", weight)[:, None]
-    found = weight.astype(np.float16)
-    order_ties(experts, found.view(np.uint16))
-    return found
 
 
 def _row_tokens(offset: NDArray[np.int64], layers: int) -> NDArray[np.int32]:

@@ -2,182 +2,300 @@
 
 Candidates of a token come from a race of experts (see :mod:`oled_sim.synthesis.race`) whose rates
 are the preferences of the token's state in its block. From pass to pass a stationary noise on
-their scores moves on; a token that is accepted or edited races anew.
+their scores moves on; a token that is accepted or edited races anew, others now and then in part.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from oled_sim.engine.jit import kernel, merged
+from oled_sim.engine.jit import lean, merged
 from oled_sim.synthesis.course import COMMIT, MASKED
-from oled_sim.synthesis.race import prepare, race
-from oled_sim.synthesis.random import draw, fill_normal, spread, uniform
-from oled_sim.synthesis.ranking import put
+from oled_sim.synthesis.gate_signal import add_mean
+from oled_sim.synthesis.noise import UNIFORM, WORD, move, move_together
+from oled_sim.synthesis.race import (
+    Bench,
+    Candidates,
+    Rates,
+    new_bench,
+    new_candidates,
+    new_rates,
+    prepare,
+    race,
+)
+from oled_sim.synthesis.random import fill_normal, uniform
+from oled_sim.synthesis.ranking import MOST_CANDIDATES, give_out, rank, sorting_pairs
 
 # ruff: noqa: ANN001, ANN201
 
 LEAST_RENEWAL = 0.25
-"""Masks of a layer drift in passes drawn together: seldom and this much, not always and less."""
-
-_16, _32, _48 = np.uint64(16), np.uint64(32), np.uint64(48)
+"""Tokens drift in passes drawn by chance: seldom and this much, not always and less."""
 
 
-@merged
-def candidates(experts, k):
+NO_RACE, MASKS, WORDS = range(3)
+
+
+class Shape(NamedTuple):
+    """Parameters of one layer, as :class:`~oled_sim.synthesis.parameters.Routing` explains them.
+
+    ``sharp``: factor on all its tastes.
+    """
+
+    sharp: float
+    request_taste: float
+    block_taste: float
+    block_persistence: float
+    neighbour_masked: float
+    neighbour_word: float
+    persistence_masked: float
+    persistence_word: float
+    masked_sharpness: float
+    jitter_masked: float
+    jitter_word: float
+    boundary_carry: float
+    jitter_shared: float
+
+
+class Steps(NamedTuple):
+    """The course of a request as routes need it: I passes, T token rows.
+
+    ``kind``, ``block``: [I]. ``offset``: [I + 1]. ``state``, ``accepted``, ``edited``: [T].
+    ``jitter``, ``carry``, ``drift``: float32 [T], of the step from the row's pass to the next.
+    """
+
+    kind: NDArray[np.uint8]
+    block: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    state: NDArray[np.uint8]
+    accepted: NDArray[np.bool_]
+    edited: NDArray[np.bool_]
+    jitter: NDArray[np.float32]
+    carry: NDArray[np.float32]
+    drift: NDArray[np.float32]
+
+
+class Plan(NamedTuple):
+    """What happens to the T tokens of a block before a pass.
+
+    ``race``: :data:`NO_RACE`, or the state of the preferences by which it races; ``keep``,
+    ``share``: float32, see :func:`~oled_sim.synthesis.race.race`. ``persist``, ``new``,
+    ``together``: float32, see :mod:`oled_sim.synthesis.noise`. ``masks``: int64 [1], how many stay.
+    """
+
+    race: NDArray[np.int64]
+    keep: NDArray[np.float32]
+    share: NDArray[np.float32]
+    persist: NDArray[np.float32]
+    new: NDArray[np.float32]
+    together: NDArray[np.float32]
+    masks: NDArray[np.int64]
+
+
+class Desk(NamedTuple):
+    """What a layer is worked out on; another layer may use it afterwards.
+
+    ``rounds``: float32 [R, 4, T], the same memory as ``common``.
+    """
+
+    tokens: Candidates
+    bench: Bench
+    tastes: NDArray[np.float64]
+    masks: Rates
+    words: Rates
+    plan: Plan
+    parts: NDArray[np.float32]
+    rounds: NDArray[np.float32]
+    common: NDArray[np.float32]
+    pairs: NDArray[np.int64]
+    keys: NDArray[np.int32]
+    weight: NDArray[np.float32]
+    bits: NDArray[np.int32]
+    chosen: NDArray[np.int32]
+    table: NDArray[np.float32]
+
+
+class Routes(NamedTuple):
+    """What comes out: rows of event (i, l) are at offset[i] · L + l · T_i.
+
+    ``experts``: [N, k]. ``gates``: uint16 [N, k], bits of float16. ``mean``: float32 [V, E], the
+    full gate, or V = 0. ``base``: float64 [3], slope, offset and floor of gates.
+    """
+
+    experts: NDArray[Any]
+    gates: NDArray[np.uint16]
+    mean: NDArray[np.float32]
+    base: NDArray[np.float64]
+
+
+def candidates(experts: int, k: int) -> int:
     """Return how many candidates M a token has for its top-k."""
-    return min(k + k // 2, experts)
+    return min(k + k // 2, experts, MOST_CANDIDATES)
 
 
-@kernel
-def route_layer(
-    rng, prompt, length, blocks, values, popular, contrast, course, jitter, carry, drift,
-    layer, layers, pairs, experts_out, scores_out, base_out, mean_out,
-):  # fmt: skip
+def new_desk(experts: int, k: int, length: int, table: NDArray[np.float32]) -> Desk:
+    """Return a desk for blocks of ``length`` tokens; ``table``: of ``gate_table``."""
+    most, weight = candidates(experts, k), np.zeros((k + 1, length), np.float32)
+    rounds = np.zeros((-(-experts // (WORD * length)), WORD, length), np.float32)
+    keep, share, persist, new, together = np.zeros((5, length), np.float32)
+    plan = Plan(
+        np.zeros(length, np.int64), keep, share, persist, new, together, np.zeros(1, np.int64)
+    )
+    return Desk(
+        tokens=new_candidates(most, length),
+        bench=new_bench(most, experts),
+        tastes=np.zeros((3, experts)),
+        masks=new_rates(experts),
+        words=new_rates(experts),
+        plan=plan,
+        parts=np.zeros((WORD, length), np.float32),
+        rounds=rounds,
+        common=rounds.ravel(),
+        pairs=sorting_pairs(most, k),
+        keys=np.zeros((most, length), np.int32),
+        weight=weight,
+        bits=weight.view(np.int32),
+        chosen=np.zeros((2, k, length), np.int32),
+        table=table,
+    )
+
+
+@lean
+def route_layer(rng, lanes, prompt, shape, popular, contrast, steps, desk, layer, layers, out):
     """Fill in the routes of one layer.
 
     Args:
-        rng: uint64 [1]. prompt: tokens. length: of a block. blocks: (first, last) generated.
-        values: float64 [13], see ``request.py``. popular, contrast: float64 [E].
-        course: (kind [I], block [I], offset [I + 1], state [T], accepted [T], edited [T]).
-        jitter, carry, drift: float32 [T], of the transition from the row's pass to the next.
-        layer, layers: index and number. pairs: of :func:`sorting_pairs`, for M candidates.
-        experts_out, scores_out: [N, k], rows of event (i, l) at offset[i]·L + l·T_i.
-        base_out: (slope, offset, floor) of gates. mean_out: float32 [V, E], full gate (or V = 0).
+        rng: uint64 [1]. lanes: uint64 [T]. prompt: tokens.
+        shape: :class:`Shape`. popular, contrast: float64 [E].
+        steps: :class:`Steps`. desk: :class:`Desk`. layer, layers: index and number.
+        out: :class:`Routes`.
     """
-    sharp, request_taste, block_taste, persistence, together_masked, together_word = values[:6]
-    keep_masked, keep_word, masked_sharp = values[6], values[7], values[8]
-    jitter_masked, jitter_word, boundary_carry, shared = values[9:]
-    kinds, block_of, offset, state, accepted, edited = course
-    number, k = len(popular), experts_out.shape[1]
-    most = candidates(number, k)
-    taste, own, fresh = np.empty(number), np.empty(number), np.empty(number)
-    fill_normal(rng, taste)
-    fill_normal(rng, own)
-    total, start = np.empty((2, number)), np.empty((2, number + 1), np.int64)
-    logs = np.empty((2, number))
-    ids, score = np.empty((length, most), np.int64), np.empty((length, most))
-    noise, size = np.empty((length, most)), np.empty(length, np.int64)
-    work = (np.empty(3 * most, np.int64), np.empty(3 * most), np.empty(3 * most),
-            np.zeros(number, np.bool_))  # fmt: skip
-    step_masked = math.sqrt(1 - keep_masked * keep_masked)
-    step_all, step_masked = step_masked * math.sqrt(shared), step_masked * math.sqrt(1 - shared)
-    common = np.empty(number)
-    keys = np.empty((most, length), np.int64)
-    step_word = math.sqrt(1 - keep_word * keep_word)
-    i = 0
-    for block in range(blocks[1]):
-        if block > 0:
-            fill_normal(rng, fresh)
-            for e in range(number):
-                own[e] = persistence * own[e] + math.sqrt(1 - persistence**2) * fresh[e]
-        for e in range(number):
-            like = popular[e] + request_taste * taste[e] + block_taste * own[e]
-            logs[0, e] = sharp * masked_sharp * (like + contrast[e])
-            logs[1, e] = sharp * (like - contrast[e])
-        for s in range(2):
-            prepare(logs[s], total[s], start[s])
-        for t in range(length):
-            s = 1 if block * length + t < prompt else 0
-            share = together_word if s == 1 else together_masked
-            left = t - 1 if t > 0 else 0
-            keep = boundary_carry if s == 0 and block > 0 else 0.0
-            share = share * (1 - keep) if t > 0 else 0.0
-            has = size[t] if block > 0 else 0
-            size[t] = race(rng, ids, score, noise, t, has, keep, left, size[left], share,
-                           total[s], start[s], jitter_word if s == 1 else jitter_masked, work,
-                           most)  # fmt: skip
-        if block < blocks[0]:
-            row = layer * offset[1] + block * length
-            put(
-                ids, score, noise, size, pairs, keys, experts_out, scores_out, row, length,
-            )  # fmt: skip
-            if len(mean_out) > 0:
-                add_mean(mean_out[layer], logs, state, block * length, ids, score, noise, size,
-                         length, offset[1], base_out)  # fmt: skip
-            continue
-        while True:
-            token = offset[i + 1] - length
-            row = offset[i] * layers + layer * (offset[i + 1] - offset[i]) + token - offset[i]
-            put(
-                ids, score, noise, size, pairs, keys, experts_out, scores_out, row, length,
-            )  # fmt: skip
-            if len(mean_out) > 0:
-                add_mean(mean_out[i * layers + layer], logs, state, token, ids, score, noise, size,
-                         length, offset[i + 1] - offset[i], base_out)  # fmt: skip
-            i += 1
-            if kinds[i - 1] == COMMIT or i == len(kinds) or block_of[i] != block:
-                break
-            fill_spread(rng, common)
-            chance = uniform(rng)
-            for t in range(length):
-                r = token + t
-                if accepted[r] or edited[r]:
-                    decoded = t > 0 and state[r - 1] != MASKED
-                    share = together_word * (1 - carry[r]) if decoded else 0.0
-                    left = t - 1 if t > 0 else 0
-                    size[t] = race(rng, ids, score, noise, t, size[t], carry[r], left, size[left],
-                                   share, total[1], start[1], jitter_word, work, most)  # fmt: skip
-                elif state[r] == MASKED:
-                    new, left = max(drift[r], LEAST_RENEWAL), t - 1 if t > 0 else 0
-                    beside = t > 0 and state[r - 1] == MASKED and not accepted[r - 1]
-                    if chance * new < drift[r]:
-                        share = together_masked * new if beside else 0.0
-                        size[t] = race(rng, ids, score, noise, t, size[t], 1 - new, left,
-                                       size[left], share, total[0], start[0], jitter_masked,
-                                       work, most)  # fmt: skip
-                    move(rng, noise[t], size[t], keep_masked, step_masked * jitter[r])
-                    for j in range(size[t]):
-                        noise[t, j] += step_all * jitter[r] * common[ids[t, j]]
-                else:
-                    move(rng, noise[t], size[t], keep_word, step_word * jitter[r])
+    length = len(lanes)
+    fill_normal(rng, desk.tastes[0])
+    fill_normal(rng, desk.tastes[1])
+    i, first = 0, steps.block[0]
+    for block in range(steps.block[-1] + 1):
+        prefer(rng, block, shape, popular, contrast, desk)
+        fresh, more = True, True
+        while more:
+            begins, ends = steps.offset[i], steps.offset[i + 1]
+            token = begins + block * length if block < first else ends - length
+            if fresh:
+                plan_block(block, prompt - block * length, shape, desk.plan)
+            else:
+                plan_step(rng, token - length, shape, steps, desk.plan)
+            renew(rng, shape, desk)
+            if not fresh:
+                move(lanes, desk.parts, desk.tokens.noise, desk.plan.persist, desk.plan.new)
+                if desk.plan.masks[0] > 0:
+                    move_together(lanes, desk.rounds, desk.common, desk.tokens.ids,
+                                  desk.tokens.noise, desk.plan.together)  # fmt: skip
+            row = begins * layers + layer * (ends - begins) + token - begins
+            put(desk, row, steps.state, token, ends - begins, i * layers + layer, out)
+            fresh, more = False, False
+            if block >= first:
+                i += 1
+                ended = steps.kind[i - 1] == COMMIT or i == len(steps.kind)
+                more = not ended and steps.block[i] == block
 
 
 @merged
-def move(rng, noise, size, keep, step):
-    """Let a token's noise go one pass further: it stays stationary."""
-    whole = size - size % 4
-    for j in range(0, whole, 4):  # a word of 64 bits does for four
-        word = draw(rng)
-        noise[j] = keep * noise[j] + step * spread(word)
-        noise[j + 1] = keep * noise[j + 1] + step * spread(word >> _16)
-        noise[j + 2] = keep * noise[j + 2] + step * spread(word >> _32)
-        noise[j + 3] = keep * noise[j + 3] + step * spread(word >> _48)
-    for j in range(whole, size):
-        noise[j] = keep * noise[j] + step * spread(draw(rng))
+def put(desk, row, state, token, tokens, event, out):
+    """Write the routes of a block into an event of ``tokens`` tokens."""
+    ids, score, noise = desk.tokens
+    rank(ids, score, noise, desk.pairs, desk.keys)
+    give_out(ids, desk.keys, desk.table, desk.weight, desk.bits, desk.chosen, out.experts,
+             out.gates, row)  # fmt: skip
+    if len(out.mean) > 0:
+        add_mean(
+            out.mean[event],
+            desk.masks.logs,
+            desk.words.logs,
+            state,
+            token,
+            desk.tokens,
+            tokens,
+            out.base,
+        )
 
 
 @merged
-def fill_spread(rng, values):
-    """Fill ``values`` [E] with uniform numbers of mean 0 and variance 1."""
-    word = np.uint64(0)
-    for e in range(len(values)):
-        word = draw(rng) if e % 4 == 0 else word >> _16
-        values[e] = spread(word)
+def prefer(rng, block, shape, popular, contrast, desk):
+    """Set what masks and words of a block prefer; the block's taste follows the last one's."""
+    taste, own, fresh = desk.tastes
+    keep = shape.block_persistence
+    if block > 0:
+        fill_normal(rng, fresh)
+        for e in range(len(own)):
+            own[e] = keep * own[e] + math.sqrt(1 - keep * keep) * fresh[e]
+    for e in range(len(own)):
+        like = popular[e] + shape.request_taste * taste[e] + shape.block_taste * own[e]
+        desk.masks.logs[e] = shape.sharp * shape.masked_sharpness * (like + contrast[e])
+        desk.words.logs[e] = shape.sharp * (like - contrast[e])
+    prepare(desk.masks)
+    prepare(desk.words)
 
 
-@kernel
-def add_mean(mean, logs, state, token, ids, score, noise, size, length, tokens, base):
-    """Add a block's sigmoid scores to the mean [E] of an event of ``tokens`` tokens.
+@merged
+def plan_block(block, prompt, shape, plan):
+    """Plan candidates for all tokens of a block; its first ``prompt`` tokens are words."""
+    for t in range(len(plan.race)):
+        s = WORDS if t < prompt else MASKS
+        keep = shape.boundary_carry if s == MASKS and block > 0 else 0.0
+        share = shape.neighbour_word if s == WORDS else shape.neighbour_masked * (1 - keep)
+        plan.race[t], plan.keep[t] = s, keep
+        plan.share[t] = share if t > 0 else 0.0
 
-    Candidates count with their score; all others with their log rate, at least ``floor``.
+
+@merged
+def plan_step(rng, token, shape, steps, plan):
+    """Plan how the tokens of a block, rows from ``token`` on, go on to the next pass.
+
+    The masks of a layer drift in the same passes, words each by themselves.
     """
-    slope, shift, floor = base
-    part = 1.0 / tokens
-    for s in range(2):
-        with_state = 0
-        for t in range(length):
-            with_state += int((state[token + t] != MASKED) == (s == 1))
-        if with_state > 0:
-            for e in range(len(mean)):
-                x = slope * max(logs[s, e], floor) + shift
-                mean[e] += with_state * part / (1 + math.exp(-x))
-    for t in range(length):
-        s = 0 if state[token + t] == MASKED else 1
-        for j in range(size[t]):
-            e = ids[t, j]
-            x = slope * (score[t, j] + noise[t, j]) + shift
-            other = slope * max(logs[s, e], floor) + shift
-            mean[e] += part / (1 + math.exp(-x)) - part / (1 + math.exp(-other))
+    together, masks = uniform(rng), 0
+    keep_masked, keep_word = shape.persistence_masked, shape.persistence_word
+    step_masked = math.sqrt(1 - keep_masked * keep_masked) * UNIFORM
+    step_all = step_masked * math.sqrt(shape.jitter_shared)
+    step_masked *= math.sqrt(1 - shape.jitter_shared)
+    step_word = math.sqrt(1 - keep_word * keep_word) * UNIFORM
+    for t in range(len(plan.race)):
+        r = token + t
+        masked, before = steps.state[r] == MASKED, t > 0 and steps.state[r - 1] == MASKED
+        speaks = steps.accepted[r] or steps.edited[r]
+        jitter, carry = float(steps.jitter[r]), float(steps.carry[r])
+        new = max(float(steps.drift[r]), LEAST_RENEWAL)
+        plan.race[t], plan.keep[t], plan.share[t] = NO_RACE, 1.0, 0.0
+        plan.persist[t], plan.new[t], plan.together[t] = 1.0, 0.0, 0.0
+        if speaks:
+            plan.race[t], plan.keep[t] = WORDS, carry
+            if t > 0 and not before:
+                plan.share[t] = shape.neighbour_word * (1 - carry)
+        elif masked:
+            masks += 1
+            if together * new < steps.drift[r]:
+                plan.race[t], plan.keep[t] = MASKS, 1 - new
+                if before and not steps.accepted[r - 1]:
+                    plan.share[t] = shape.neighbour_masked * new
+            plan.persist[t], plan.new[t] = keep_masked, step_masked * jitter
+            plan.together[t] = step_all * jitter
+        else:
+            if steps.drift[r] > 0 and uniform(rng) * new < steps.drift[r]:
+                plan.race[t], plan.keep[t] = WORDS, 1 - new
+            plan.persist[t], plan.new[t] = keep_word, step_word * jitter
+    plan.masks[0] = masks
+
+
+@merged
+def renew(rng, shape, desk):
+    """Let tokens race as planned."""
+    plan = desk.plan
+    for t in range(len(plan.race)):
+        if plan.race[t] != NO_RACE:
+            words = plan.race[t] == WORDS
+            race(rng, desk.tokens, t, float(plan.keep[t]), max(t - 1, 0), float(plan.share[t]),
+                 desk.words if words else desk.masks,
+                 shape.jitter_word if words else shape.jitter_masked, desk.bench)  # fmt: skip

@@ -25,6 +25,9 @@ DISTANCES = {"next": (1, 1), "near": (2, 8), "block": (9, 32), "far": (33, 1 << 
 CACHE_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 """Cache sizes of ``lru_*``, as shares of the experts of a layer."""
 
+MANY_MASKS = 8
+"""Masks to the left of a mask from which it counts as far from all words."""
+
 _TOP_PERCENT = 10
 
 
@@ -111,10 +114,13 @@ def confidence_statistics(requests: Iterable[Any]) -> dict[str, float]:
     """
     parts = [_confidence_rows(r) for r in requests]
     counts = np.concatenate([part[0] for part in parts])
-    state, accepted, sure, again = (np.concatenate([p[i] for p in parts]) for i in range(1, 5))
+    state, accepted, sure, again, left, beside = (
+        np.concatenate([p[i] for p in parts]) for i in range(1, 7)
+    )
     masked, decoded = state == MASKED, state == DECODED
     logit = log_odds(sure)
-    both = masked & ~np.isnan(again)
+    both, far = masked & ~np.isnan(again), masked & (left >= MANY_MASKS)
+    change = log_odds(again) - logit
     return {
         "accepted_per_pass": float(counts.mean()),
         "accepted_spread": float(counts.std()),
@@ -123,6 +129,10 @@ def confidence_statistics(requests: Iterable[Any]) -> dict[str, float]:
         "confidence_accepted": float(sure[accepted].mean()),
         "confidence_decoded": float(sure[decoded].mean()),
         "confidence_persistence": float(np.corrcoef(logit[both], log_odds(again[both]))[0, 1]),
+        "logit_first": float(logit[masked & (left == 0)].mean()),
+        "logit_far": float(logit[far].mean()),
+        "logit_far_spread": float(logit[far].std()),
+        "logit_gain": float(change[both & beside].mean() - change[both & ~beside].mean()),
         "word_logit": float(logit[decoded].mean()),
         "word_logit_spread": float(logit[decoded].std()),
     }
@@ -163,7 +173,11 @@ def gate_statistics(requests: Iterable[RequestTrace]) -> dict[str, float]:
 
 
 def _confidence_rows(request: Any) -> tuple[NDArray[Any], ...]:
-    """Return accepted counts of denoise passes; state, accepted, confidence and the next one."""
+    """Return accepted counts of denoise passes, and of their tokens what statistics need.
+
+    That is state, accepted, confidence, confidence in the next pass if the state is the same, masks
+    to the left in the block, and whether the left neighbour is a mask that the pass accepts.
+    """
     first = int((request.kind == PREFILL).sum())
     begin = request.token_offset[first]
     counts = request.accepted_count[first:][request.kind[first:] == 1]
@@ -174,7 +188,12 @@ def _confidence_rows(request: Any) -> tuple[NDArray[Any], ...]:
     again = np.full(len(sure), np.nan)
     same = (position[width:] == position[:-width]) & (state[width:] == state[:-width])
     again[:-width] = np.where(same, sure[width:], np.nan)
-    return counts, state, request.accepted[begin:], sure, again
+    accepted = request.accepted[begin:]
+    masked = (state == MASKED).reshape(-1, width)
+    left = (np.cumsum(masked, axis=1) - masked).ravel()
+    beside = np.zeros(masked.shape, np.bool_)
+    beside[:, 1:] = accepted.reshape(-1, width)[:, :-1]
+    return counts, state, accepted, sure, again, left, beside.ravel()
 
 
 def _skew(popularity: PopularityTally, geometry: RoutingGeometry) -> dict[str, float]:

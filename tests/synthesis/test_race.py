@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from oled_sim.synthesis.race import prepare, race
+from oled_sim.synthesis.race import new_bench, new_candidates, new_rates, prepare, race
 from oled_sim.synthesis.random import streams
 
 PREFERENCES = np.array([0.4, 0.3, 0.2, 0.1])
@@ -11,17 +11,16 @@ M = 2
 
 def races(number: int, keep: float, share: float) -> np.ndarray:
     """Return the candidates [number, M] of tokens mixed from their own and a neighbour's."""
-    logs, total, start = np.log(PREFERENCES), np.empty(4), np.empty(5, np.int64)
-    prepare(logs, total, start)
+    rates, bench, block = new_rates(4), new_bench(M, 4), new_candidates(M, 2)
+    rates.logs[:] = np.log(PREFERENCES)
+    prepare(rates)
     rng = streams(1, count=1)[0]
-    work = (np.empty(3 * M, np.int64), np.empty(3 * M), np.empty(3 * M), np.zeros(4, np.bool_))
-    ids, score, noise = np.empty((2, M), np.int64), np.empty((2, M)), np.empty((2, M))
     found = np.empty((number, M), np.int64)
     for n in range(number):
         for t in range(2):
-            race(rng, ids, score, noise, t, 0, 0.0, 0, 0, 0.0, total, start, 0.0, work, M)
-        race(rng, ids, score, noise, 1, M, keep, 0, M, share, total, start, 0.0, work, M)
-        found[n] = ids[1]
+            race(rng, block, t, 0.0, 0, 0.0, rates, 0.0, bench)
+        race(rng, block, 1, keep, 0, share, rates, 0.0, bench)
+        found[n] = block.ids[:, 1]
     return found
 
 

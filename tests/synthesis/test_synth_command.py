@@ -70,3 +70,13 @@ def test_the_same_bytes_on_any_number_of_processes(tmp_path):
     assert (tmp_path / "one/manifest.json").read_bytes() == (
         tmp_path / "two/manifest.json"
     ).read_bytes()
+
+
+def test_the_first_run_says_that_it_compiles(tmp_path, monkeypatch):
+    arguments = [*SMALL, "--coupling", "none", "--out", tmp_path / "t", "--overwrite"]
+    run(*arguments)
+    assert "Compiling" not in run(*arguments).stderr
+    monkeypatch.setattr("oled_sim.cli.progress.is_compiled", lambda kernel: False)
+    result = run(*arguments)
+    assert result.stderr == "Compiling kernels once, about half a minute\n"
+    assert "Compiling" not in result.stdout

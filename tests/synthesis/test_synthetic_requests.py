@@ -123,7 +123,7 @@ def test_relations_change_stability_and_not_the_course():
         ({"carry": 0.9}, "kept_accepted", True),
         ({"boundary_carry": 0.9}, "boundary_overlap", True),
         ({"neighbour_masked": 0.01}, "alike_masks_1", False),
-        ({"layer_spread": 0.5}, "activated_layer_spread", True),
+        ({"layer_spread": 0.8}, "activated_layer_spread", True),
     ],
 )
 def test_parameters_do_what_their_names_say(change, statistic, rises):
