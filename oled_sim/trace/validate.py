@@ -369,8 +369,6 @@ def _slot_order(view: _View) -> None:
 
 def sortable_bits(bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
     """Map bits of float16 to integers of the same order, which compare many times faster."""
-    if bits.size == 0 or bits.max() < 0x8000:  # none is negative: the order is that of the bits
-        return bits
     negative = (bits >> 15).astype(np.bool_)
     return np.where(negative, ~bits, bits | np.uint16(0x8000))
 
