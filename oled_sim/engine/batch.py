@@ -7,7 +7,7 @@ here is the same for every policy, so one batch serves many runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,12 +24,14 @@ from oled_sim.engine.merge import (
     event_load,
     frozen,
     full_gate_means,
+    own,
     pass_load,
     passes_of,
 )
 from oled_sim.engine.routes import activated_sets, gate_masses
 from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES, PASS_COUNTS, PASS_TIMES, Course
 from oled_sim.geometry import RoutingGeometry
+from oled_sim.policy import PassEnd
 from oled_sim.trace.schema import Kind, RequestTrace
 
 CONFIDENCE_MODES = ("previous", "end", "current")
@@ -165,6 +167,27 @@ class Batch:
     def embedding(self) -> NDArray[np.float32] | None:
         """float32 [P, d] or None; means likewise."""
         return embedding_means(self.members, self.passes)
+
+    def leader(self, p: int) -> tuple[int, int]:
+        """Return number and own pass of the first request that takes part in pass ``p``."""
+        member, i = self.present[p][0]
+        return member.whole.request, member.first + i
+
+    def ends(self, p: int) -> Iterator[PassEnd]:
+        """Yield what became known at the end of pass ``p``, per request present."""
+        for member, i in self.present[p]:
+            trace = member.trace
+            tokens = slice(trace.token_offset[i], trace.token_offset[i + 1])
+            yield PassEnd(
+                request=trace.request,
+                pass_index=member.first + i,
+                kind=int(trace.kind[i]),
+                position=own(trace.position[tokens]),
+                state=own(trace.state[tokens]),
+                confidence=own(trace.confidence[tokens]),
+                accepted=own(trace.accepted[tokens]),
+                edited=own(trace.edited[tokens]),
+            )
 
     def _per_row(self, columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return one value per routing row, from one per token of each request."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from oled_sim.engine.batch import Batch
 from oled_sim.engine.events import advance, settle
 from oled_sim.engine.jit import specialised
 from oled_sim.engine.state import DECIDE, EVENT, PASS, PASS_ENDED
+from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.policy import Gate, Policy
 
 # ruff: noqa: ANN001, ANN202
@@ -41,7 +41,7 @@ def offers(policy: Policy) -> bool:
     return "compiled" in vars(type(policy)) and not any(hook in vars(policy) for hook in HOOKS)
 
 
-def gate_of(batch: Batch, needs: Collection[str]) -> Gate:
+def gate_of(batch: AnyBatch, needs: Collection[str]) -> Gate:
     """Return what a kernel may read of a batch: gates and confidence only for those who need them.
 
     They are worked out on first use, which costs more than running a policy without them.
@@ -83,3 +83,21 @@ def loop_for(decide: Callable[..., Any]) -> Callable[..., int]:
                 return problem
 
     return specialised(run, decide)
+
+
+@cache
+def step_for(decide: Callable[..., Any]) -> Callable[..., int]:
+    """Return what asks ``decide`` at one gate and settles it, for runs whose time is not ours.
+
+    The step takes state, course, gate, the policy's own data, and scratch as :func:`loop_for`
+    does. It returns 0 or a negative number as :func:`settle`.
+    """
+
+    def step(state, course, gate, own, decided, scores):
+        v = state.lanes.work[EVENT]
+        layer = course.event_layer[v]
+        lanes = decided[: course.offset[v + 1] - course.offset[v]]
+        decide(own, gate, v, layer, state.pools.resident[layer], lanes, scores)
+        return settle(state, course, lanes, scores)
+
+    return specialised(step, decide)

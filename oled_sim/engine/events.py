@@ -182,9 +182,9 @@ def advance(state, course, tables):
             work[PHASE] = LEAVING
         elif phase == LEAVING:
             if work[HELD] > 0:
-                _release_held(work, queue)
+                release_held(work, queue)
                 return ARRIVED
-            _start_merge(lanes, course)
+            _start_merge(lanes, course, tables)
         else:  # a job of the GPU lane alone
             if finish_gpu(lanes, queue, tables) == ARRIVED:
                 return ARRIVED
@@ -192,7 +192,7 @@ def advance(state, course, tables):
                 _arrive_at_gate(time, work, course)
                 return DECIDE
             if phase == HEADING:
-                _end_pass(time, work, course)
+                end_pass(time, work, course)
                 return PASS_ENDED
             _next_event(lanes, course)
 
@@ -244,7 +244,7 @@ def _arrive_at_gate(time, work, course):
 
 
 @inlined
-def _release_held(work, queue):
+def release_held(work, queue):
     """Take the first prefetch that waited for the layer to end."""
     held = queue.held
     queue.arrived[0] = held[0, 0]
@@ -256,14 +256,18 @@ def _release_held(work, queue):
 
 
 @inlined
-def _start_merge(lanes, course):
+def _start_merge(lanes, course, tables):
+    """Sum all parts; if the last of them arrived, the host had to notice it first."""
     v = lanes.work[EVENT]
-    run_on_gpu(lanes, MERGE, course.merge_us[v], course.event_layer[v], course.rows[v])
+    merge_us = course.merge_us[v]
+    if course.counts[v, N_DEMAND] + course.counts[v, N_LATE] > 0:
+        merge_us += tables.per_arrival_us
+    run_on_gpu(lanes, MERGE, merge_us, course.event_layer[v], course.rows[v])
     lanes.work[PHASE] = MERGING
 
 
 @inlined
-def _end_pass(time, work, course):
+def end_pass(time, work, course):
     """Note what was measured, and start counting anew: what follows belongs to the next pass."""
     p = work[PASS]
     course.pass_times[p, 1] = time[NOW]

@@ -45,9 +45,9 @@ def fill_fixed_costs(
     tables, dense_layers = costs.tables, costs.geometry.dense_layers
     attention, (embedding, mlp, head) = _times(tables, passes, (EMBEDDING, DENSE_LAYER, LM_HEAD))
     course.start_us[:] = embedding + dense_layers * (attention + mlp)
-    course.head_us[:] = head
+    course.head_us[:] = head + tables.per_pass_us
     attention, (gate, shared, merge) = _times(tables, events, (GATE, SHARED_EXPERT, MERGE))
-    course.dense_us[:] = attention + gate
+    course.dense_us[:] = attention + gate + tables.per_event_us
     course.shared_us[:] = shared
     course.merge_us[:] = merge
     for p in np.flatnonzero(np.isnan(course.start_us + course.head_us)):

@@ -20,6 +20,13 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
+def own(array: NDArray[Any], dtype: type | None = None) -> NDArray[Any]:
+    """Return a read-only copy: a view would lead to the rest of the trace, or of the state."""
+    copied = array.copy() if dtype is None else array.astype(dtype)
+    copied.flags.writeable = False
+    return copied
+
+
 class Merged:
     """The source events of a batch in execution order: by pass, layer, then request."""
 

@@ -251,10 +251,29 @@ def _side_by_side(jobs: int) -> Iterator[Callable[..., Iterable[Any]]]:
 
 
 def _result(runner: _Runner, splits: Splits) -> Result:
-    simulation, contender = runner.simulation, runner.contender
+    return result_of(
+        runner.contender, runner.simulation, splits, runner.figures, runner.resident_bytes
+    )
+
+
+def result_of(
+    contender: Contender,
+    simulation: Simulation,
+    splits: Splits,
+    figures: Sequence[GroupFigures],
+    resident_bytes: int,
+) -> Result:
+    """Put together what a run came to.
+
+    Args:
+        contender, simulation: what ran, at its end.
+        splits: requests by what they were for.
+        figures: of the counted groups, in order.
+        resident_bytes: the most that was resident.
+    """
     clairvoyant = "future" in simulation.policy.needs
-    kept = max(g.kept_tokens for g in runner.figures)
-    ended = [r for g in runner.figures for r in g.requests]
+    kept = max(g.kept_tokens for g in figures)
+    ended = [r for g in figures for r in g.requests]
     return Result(
         spec=contender.spec,
         parameters=dict(simulation.policy.describe()),
@@ -268,9 +287,9 @@ def _result(runner: _Runner, splits: Splits) -> Result:
         splits=splits,
         requests=tuple(sorted(ended, key=lambda r: splits.counted.index(r.request))),
         summary=summarize(
-            runner.figures,
+            figures,
             peak_gpu_bytes=peak_gpu_bytes(simulation, kept),
-            peak_resident_bytes=runner.resident_bytes,
+            peak_resident_bytes=resident_bytes,
             host_bytes=int(simulation.expert_bytes.sum()) * simulation.geometry.experts,
         ),
         unused_prefetches=simulation.leftover_prefetches,

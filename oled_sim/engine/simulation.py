@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from oled_sim.engine.hooks import Hooks, own_copy
 from oled_sim.engine.jit import direct, kernel
 from oled_sim.engine.job_log import JobLog
 from oled_sim.engine.members import Member
+from oled_sim.engine.merge import own
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.state import (
     ARRIVED,
@@ -30,17 +32,22 @@ from oled_sim.engine.state import (
     EQUAL,
     EVENT,
     GLOBAL,
+    H2D,
     HIT_EXPERTS,
     HIT_TOKENS,
+    IDLE,
+    KIND,
     N_ACTIVATED,
     N_HITS,
     OUTSIDE_PROFILE,
     PASS,
     PASS_ENDED,
     POOL_BYTES,
+    PREFETCH,
     PROBLEM,
     READY_EXPERTS,
     TOKENS,
+    USED,
     USES,
     Course,
     State,
@@ -48,6 +55,7 @@ from oled_sim.engine.state import (
     new_pools,
     new_queue,
 )
+from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.engine.whatif import LayerTimer
 from oled_sim.errors import ProfileError
 from oled_sim.geometry import RoutingGeometry
@@ -56,7 +64,6 @@ from oled_sim.policy import (
     Event,
     Gate,
     LayerHistory,
-    PassEnd,
     PassInfo,
     Policy,
     RequestInfo,
@@ -81,6 +88,31 @@ class GroupRecord:
     gauges: NDArray[np.int64] | None = None
 
 
+class Snapshot(NamedTuple):
+    """A simulation between two groups. ``arrays``: all of its state, in the order of ``State``."""
+
+    arrays: tuple[NDArray[Any], ...]
+    policy: Policy
+    passes_since: int
+
+
+class Pace(Protocol):
+    """Lets time pass between decisions, in place of the simulated lanes: hardware at work.
+
+    Whoever decides, what is decided, who stays resident and what is counted remain the engine's;
+    a pace keeps the entries of ``Lanes.work`` that decisions read (jobs of the copy engine, staging
+    slots, phase, pass and event) and the rows of the course that hold times.
+    """
+
+    def enter(self, simulation: Simulation, batch: Batch, course: Course) -> None:
+        """Start a group: ``course`` is where its times go."""
+        ...
+
+    def run_on(self) -> int:
+        """Work to the next decision. Return DECIDE, ARRIVED or PASS_ENDED."""
+        ...
+
+
 class Simulation:
     """One policy with one budget, from the first request to the last.
 
@@ -94,6 +126,10 @@ class Simulation:
         name: what errors call the policy.
         keep_log: record every job of every lane, in all groups or in those it is true of. Such
             groups run gate by gate, never compiled as a whole; the results are the same.
+
+    Attributes:
+        pace: what lets time pass, None for the simulated lanes; may be changed between groups.
+        decided: int64 [A], the lanes that the policy chose at the last gate, if there is a pace.
 
     Raises:
         PolicyError: the policy breaks the contract.
@@ -128,9 +164,13 @@ class Simulation:
         self.policy = own_copy(policy, name)
         self._kernels = events.Kernels()
         self._sees = self.policy.needs | self.policy.wants
+        self.pace: Pace | None = None
+        self.decided = _NO_LANES
+        self._scratch = np.empty(geometry.experts, np.int64), np.zeros(geometry.experts)
         self._loop: Callable[..., int] | None = None
-        self._decides: Callable[..., None] | None = None
-        self._gate: tuple[Batch, Gate] | None = None
+        self._decides: tuple[Callable[..., None], bool] | None = None
+        self._gate: tuple[AnyBatch, Gate] | None = None
+        self._offered: Compiled | None = None
         self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
         self._cursor = Cursor(self.hooks.fail) if "future" in self.policy.needs else None
         self._future = self._cursor or Withheld(self.hooks.fail)
@@ -193,7 +233,7 @@ class Simulation:
             cost=self.costs.geometry,
             capacity=self.shares,
             budget=int(self.shares.sum()),
-            expert_bytes=_own(self.expert_bytes),
+            expert_bytes=own(self.expert_bytes),
             costs=self.costs,
             timer=LayerTimer(
                 self.geometry.experts,
@@ -243,6 +283,30 @@ class Simulation:
         self._reset()
         self._place()
 
+    def snapshot(self) -> Snapshot:
+        """Return what :meth:`restore` needs to go back to this moment, between two groups."""
+        arrays = tuple(array.copy() for part in self.state for array in part)
+        return Snapshot(arrays, copy.deepcopy(self.policy), self._passes_since)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a moment of this simulation; the snapshot can be used again."""
+        for array, saved in zip(
+            (array for part in self.state for array in part), snapshot.arrays, strict=True
+        ):
+            array[...] = saved
+        self.policy = self.hooks.policy = copy.deepcopy(snapshot.policy)
+        self._passes_since = snapshot.passes_since
+        self._loop = self._gate = self._open = None
+
+    def forget_copies(self) -> None:
+        """Drop the prefetch in flight and those that are queued, which hardware has not begun."""
+        work = self.work
+        if work[KIND + H2D] == PREFETCH:
+            work[KIND + H2D] = IDLE
+            work[USED] -= 1
+        nothing = np.empty((0, 3))
+        self._kernels.ask_prefetches(self.state, nothing, True)
+
     def run_group(self, group: Group, batch: Batch, beyond: Beyond | None = None) -> GroupRecord:
         """Run one group of requests, to their end or the end of their stretch.
 
@@ -253,29 +317,86 @@ class Simulation:
             beyond: says which experts are used after the group, for clairvoyant policies; by
                 default none.
         """
+        course = self.open_group(group, batch.fresh_course(), beyond)
+        log = JobLog(self.state) if self._keeps_log(group) else None
+        if self.pace is not None:
+            self.pace.enter(self, batch, course)
+        while self.work[PASS] < batch.passes:
+            self._offered = self._compiled() if log is None else None
+            if self._offered is None or self.pace is not None:
+                self._run_pass(batch, course, log)
+            else:
+                self._run_passes(batch, course, self._offered)
+        record = self.close_group(group, batch, course)
+        return record if log is None else replace(record, **log.finish()._asdict())
+
+    def open_group(self, group: Group, course: Course, beyond: Beyond | None = None) -> Course:
+        """Begin a group whose passes are then stepped through.
+
+        Whoever has the model, or hardware, decide when things happen calls :meth:`open_pass`,
+        :meth:`decide` at every gate, :meth:`admit` for every prefetch that arrived, and
+        :meth:`end_pass`, in this order for every pass, and :meth:`close_group` in the end. Between
+        these calls it keeps ``Lanes.work`` as a :class:`Pace` does.
+
+        Args:
+            group, beyond: as for :meth:`run_group`.
+            course: with empty rows for what is measured.
+
+        Returns:
+            The course that goes with the calls that follow.
+        """
         if self.rules.cold:
             self._reset()
             self._load(self._initial)
             self.hooks.call("clear")
-        log = JobLog(self.state) if self._keeps_log(group) else None
-        course = self._take_over(group, batch.fresh_course())
+        course = self._take_over(group, course)
         if self._cursor is not None:
             nothing = nothing_beyond(len(self.geometry.layers), self.geometry.experts)
             self._cursor.enter(course, int(self.work[USES]), beyond or nothing)
         self.work[PASS] = 0
         self._begin_requests(group)
-        while self.work[PASS] < batch.passes:
-            offered = self._compiled() if log is None else None
-            if offered is None:
-                self._run_pass(batch, course, log)
-            else:
-                self._run_passes(batch, course, offered)
+        return course
+
+    def close_group(self, group: Group, batch: Batch, course: Course) -> GroupRecord:
+        """End a group; ``batch`` holds all of it, ``course`` what was measured."""
         course = self._hand_over(group, course)
         self._end_requests(group, batch, course)
         self._count_leftovers()
-        if log is None:
-            return GroupRecord(group, batch, course)
-        return GroupRecord(group, batch, course, *log.finish())
+        return GroupRecord(group, batch, course)
+
+    def open_pass(self, batch: AnyBatch, p: int) -> None:
+        """Begin pass ``p``: let the policy prefetch, or offer a kernel for what follows."""
+        self._offered = self._compiled()
+        self._prepare_pass(batch, p)
+
+    def decide(self, batch: AnyBatch, course: Course) -> NDArray[np.int64]:
+        """Let the policy decide at the gate of event ``work[EVENT]``, and settle it.
+
+        Returns:
+            int64 [A], the lane of each activated expert; valid until the next decision.
+
+        Raises:
+            PolicyError: the decision breaks the contract.
+        """
+        if self._offered is not None:
+            self._check(self._step(batch, course, self._offered))
+        else:
+            self._check(self._decide(batch, course, run_on=False))
+        return self.decided
+
+    def admit(self) -> None:
+        """Let the prefetch in ``queue.arrived`` into its pool, or drop it.
+
+        Raises:
+            PolicyError: a score is no number.
+        """
+        layer = int(self.state.queue.arrived[0])
+        self._check(self._kernels.admit(self.state, self._scores(layer, None)))
+
+    def end_pass(self, batch: AnyBatch, p: int) -> None:
+        """What follows pass ``p``: revised scores, what became known, new capacities."""
+        self.hooks.layer = -1
+        self._end_pass(batch, p)
 
     def _take_over(self, group: Group, course: Course) -> Course:
         """Go on after the stretch before, or start a batch of which nothing is known."""
@@ -309,14 +430,12 @@ class Simulation:
         hooks, work = self.hooks, self.work
         first = hooks.pass_index = int(work[PASS])
         until = self._next_ask(course, first)
-        loop, gate = self._loop_for(offered, batch)
+        loop, gate = self._loop_for(offered, batch, by_gate=False)
         work[EQUAL] = int(not offered.scores)
-        experts = self.geometry.experts
-        scratch = np.empty(experts, np.int64), np.zeros(experts)
         while True:
             try:
                 stop = loop(
-                    self.state, course, self.costs.tables, gate, offered.own, *scratch, until
+                    self.state, course, self.costs.tables, gate, offered.own, *self._scratch, until
                 )
             except Exception as error:
                 self._locate(batch, course)
@@ -335,7 +454,7 @@ class Simulation:
         self._passes_since += int(course.decode[first : until - 1].sum())
         self._end_pass(batch, until - 1)
 
-    def _locate(self, batch: Batch, course: Course) -> None:
+    def _locate(self, batch: AnyBatch, course: Course) -> None:
         """Tell the hooks which event runs, for what they say when something is wrong."""
         last = len(course.event_pass) - 1  # the LM head is beyond it
         v = min(max(0, int(self.work[EVENT])), last)
@@ -343,10 +462,14 @@ class Simulation:
         self.hooks.layer = int(course.event_layer[v])
         self.hooks.request = int(batch.owner[batch.rows[v]])
 
-    def _loop_for(self, offered: Compiled, batch: Batch) -> tuple[Callable[..., int], Gate]:
-        """Return the loop around the policy's kernel, and what the kernel may read of a batch."""
-        if self._loop is None or self._decides is not offered.decide:
-            self._loop, self._decides = direct(compiled.loop_for(offered.decide)), offered.decide
+    def _loop_for(
+        self, offered: Compiled, batch: AnyBatch, *, by_gate: bool
+    ) -> tuple[Callable[..., int], Gate]:
+        """Return the loop, or the step, around the policy's kernel, and what that may read."""
+        if self._loop is None or self._decides != (offered.decide, by_gate):
+            made = compiled.step_for if by_gate else compiled.loop_for
+            self._loop = direct(made(offered.decide))
+            self._decides = offered.decide, by_gate
         if self._gate is None or self._gate[0] is not batch:
             self._gate = batch, compiled.gate_of(batch, self.policy.needs)
         return self._loop, self._gate[1]
@@ -367,30 +490,40 @@ class Simulation:
         return passes
 
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
-        hooks, p = self.hooks, int(self.work[PASS])
-        hooks.pass_index = p
-        if hooks.overrides["foresee"]:
-            self._foresee(batch, p)
-        if hooks.overrides["begin_iteration"]:
-            self._begin_iteration(batch, p)
+        """Run a pass gate by gate; with a pace, the policy's kernel may stand in for its hooks."""
+        p = int(self.work[PASS])
+        self._prepare_pass(batch, p)
         stop = self._run_on(course)
         while stop != PASS_ENDED:
             if log is not None:
                 log.drain(p)
-            if stop == DECIDE:
-                stop = self._decide(batch, course)
+            if stop == DECIDE and self._offered is not None:
+                stop = self._step(batch, course, self._offered) or self._run_on(course)
+            elif stop == DECIDE:
+                stop = self._decide(batch, course, run_on=True)
             elif stop == ARRIVED:
-                stop = self._admit(course)
-            if stop == OUTSIDE_PROFILE:
-                self._outside_profile()
-            elif stop < 0:
-                raise hooks.explain(stop, int(self.work[PROBLEM]))
-        hooks.layer = -1
+                self.admit()
+                stop = self._run_on(course)
+            self._check(stop)
         if log is not None:
             log.drain(p)
-        self._end_pass(batch, p)
+        self.end_pass(batch, p)
 
-    def _foresee(self, batch: Batch, p: int) -> None:
+    def _check(self, stop: int) -> None:
+        """Raise what is wrong with a decision, or with the profile."""
+        if stop == OUTSIDE_PROFILE:
+            self._outside_profile()
+        elif stop < 0:
+            raise self.hooks.explain(stop, int(self.work[PROBLEM]))
+
+    def _prepare_pass(self, batch: AnyBatch, p: int) -> None:
+        self.hooks.pass_index = p
+        if self.hooks.overrides["foresee"]:
+            self._foresee(batch, p)
+        if self.hooks.overrides["begin_iteration"]:
+            self._begin_iteration(batch, p)
+
+    def _foresee(self, batch: AnyBatch, p: int) -> None:
         """Let a clairvoyant share the budget over the layers of a pass."""
         course = batch.course
         ahead = (
@@ -401,31 +534,31 @@ class Simulation:
         if slots is not None and self._per_layer and not self.holds_all:
             self._set_capacity(slots)
 
-    def _begin_iteration(self, batch: Batch, p: int) -> None:
-        first, own = batch.present[p][0]
+    def _begin_iteration(self, batch: AnyBatch, p: int) -> None:
+        request, number = batch.leader(p)
         embedding = batch.embedding if "embedding" in self._sees else None
-        self.hooks.request = first.whole.request
+        self.hooks.request = request
         info = PassInfo(
-            request=first.whole.request,
-            pass_index=first.first + own,
+            request=request,
+            pass_index=number,
             kind=int(batch.kind[p]),
             block=int(batch.block[p]),
-            embedding=None if embedding is None else _own(embedding[p]),
+            embedding=None if embedding is None else own(embedding[p]),
         )
         self._ask(self.hooks.begin_iteration(info))
 
-    def _decide(self, batch: Batch, course: Course) -> int:
-        """Let the policy decide at a gate, and run on to the next decision."""
+    def _decide(self, batch: AnyBatch, course: Course, *, run_on: bool) -> int:
+        """Let the policy decide at a gate, settle it, and perhaps run on to the next decision."""
         v = int(self.work[EVENT])
         if self._cursor is None:
-            return self._decide_at(v, batch, course)
+            return self._decide_at(v, batch, course, run_on)
         self._cursor.open(v)
         try:
-            return self._decide_at(v, batch, course)
+            return self._decide_at(v, batch, course, run_on)
         finally:
             self._cursor.close()
 
-    def _decide_at(self, v: int, batch: Batch, course: Course) -> int:
+    def _decide_at(self, v: int, batch: AnyBatch, course: Course, run_on: bool) -> int:
         state, hooks, tables = self.state, self.hooks, self.costs.tables
         layer = int(course.event_layer[v])
         hooks.layer = layer
@@ -433,17 +566,17 @@ class Simulation:
         hooks.request, hooks.pass_index = event.request, event.pass_index
         if hooks.overrides["reside"]:
             self._set_residents(event, hooks.reside(event))
-        decided = hooks.dispatch(event)
+        self.decided = decided = hooks.dispatch(event)
         scores = self._scores(layer, event)
-        if not hooks.overrides["prefetch"]:
+        if run_on and not hooks.overrides["prefetch"] and self.pace is None:
             both = events.SETTLE + events.RUN_ON
             return self._kernels.proceed(state, course, tables, both, decided, scores)
-        wanted = hooks.prefetch(event)
+        wanted = hooks.prefetch(event) if hooks.overrides["prefetch"] else _NO_PREFETCHES
         problem = self._kernels.proceed(state, course, tables, events.SETTLE, decided, scores)
         if problem != 0:
             return problem
         self._ask(wanted)
-        return self._run_on(course)
+        return self._run_on(course) if run_on else 0
 
     def _scores(self, layer: int, event: Event | None) -> NDArray[np.float64]:
         """Return the values of a layer; under global scope those of all layers may change."""
@@ -456,15 +589,27 @@ class Simulation:
                 return np.ascontiguousarray(table[layer])
         return scores
 
-    def _admit(self, course: Course) -> int:
-        layer = int(self.state.queue.arrived[0])
-        problem = self._kernels.admit(self.state, self._scores(layer, None))
+    def _step(self, batch: AnyBatch, course: Course, offered: Compiled) -> int:
+        """Let the policy's kernel decide at a gate, and settle it."""
+        step, gate = self._loop_for(offered, batch, by_gate=True)
+        self.work[EQUAL] = int(not offered.scores)
+        v = int(self.work[EVENT])
+        lanes, scores = self._scratch
+        try:
+            problem = step(self.state, course, gate, offered.own, lanes, scores)
+        except Exception as error:
+            self._locate(batch, course)
+            raise self.hooks.raised("the kernel of compiled()", error) from error
         if problem != 0:
+            self._locate(batch, course)
             return problem
-        return self._run_on(course)
+        self.decided = lanes[: course.offset[v + 1] - course.offset[v]]
+        return 0
 
     def _run_on(self, course: Course) -> int:
         """Run to the next decision point."""
+        if self.pace is not None:
+            return self.pace.run_on()
         tables = self.costs.tables
         return self._kernels.proceed(
             self.state, course, tables, events.RUN_ON, _NO_LANES, _NO_SCORES
@@ -474,13 +619,13 @@ class Simulation:
         if len(wanted):
             self._kernels.ask_prefetches(self.state, wanted, self.policy.replaces_queue)
 
-    def event(self, batch: Batch, v: int, confidence: NDArray[np.float64]) -> Event:
+    def event(self, batch: AnyBatch, v: int, confidence: NDArray[np.float64]) -> Event:
         """Return event ``v`` of a batch as a policy sees it now."""
         course, pools = batch.course, self.state.pools
         layer, p = int(course.event_layer[v]), int(course.event_pass[v])
         rows = slice(batch.rows[v], batch.rows[v + 1])
         active = slice(course.offset[v], course.offset[v + 1])
-        ids, sees = _own(batch.experts[active], np.int64), self._sees
+        ids, sees = own(batch.experts[active], np.int64), self._sees
         gates = batch.gates if "gates" in sees else None
         full_gate = batch.full_gate if "full_gate" in sees else None
         embedding = batch.embedding if "embedding" in sees else None
@@ -491,19 +636,19 @@ class Simulation:
             block=int(batch.block[p]),
             layer=layer,
             experts=ids,
-            tokens=_own(batch.tokens[active], np.int64),
-            gate_mass=np.full(len(ids), np.nan) if gates is None else _own(batch.gate_mass[active]),
-            routes=_own(batch.routes[rows]),
-            gates=None if gates is None else _own(gates[rows]),
-            confidence=_own(confidence[rows]) if "confidence" in sees else None,
-            position=_own(batch.position[rows]),
-            state=_own(batch.state[rows]) if "token_state" in sees else None,
-            full_gate=None if full_gate is None else _own(full_gate[v]),
-            embedding=None if embedding is None else _own(embedding[p]),
-            resident=_own(pools.resident[layer]),
+            tokens=own(batch.tokens[active], np.int64),
+            gate_mass=np.full(len(ids), np.nan) if gates is None else own(batch.gate_mass[active]),
+            routes=own(batch.routes[rows]),
+            gates=None if gates is None else own(gates[rows]),
+            confidence=own(confidence[rows]) if "confidence" in sees else None,
+            position=own(batch.position[rows]),
+            state=own(batch.state[rows]) if "token_state" in sees else None,
+            full_gate=None if full_gate is None else own(full_gate[v]),
+            embedding=None if embedding is None else own(embedding[p]),
+            resident=own(pools.resident[layer]),
             capacity=int(pools.capacity[layer]),
-            last_use=_own(pools.used[layer]),
-            owner=_own(batch.owner[rows]),
+            last_use=own(pools.used[layer]),
+            owner=own(batch.owner[rows]),
             future=self._future,
         )
 
@@ -512,15 +657,15 @@ class Simulation:
             if len(ids) * int(self.expert_bytes[event.layer]) > self.total_bytes:
                 raise self.hooks.fail(f"reside() returned {len(ids)} experts, more than fit")
             self._kernels.set_residents(self.state, event.layer, ids)
-            event.resident = _own(self.state.pools.resident[event.layer])
+            event.resident = own(self.state.pools.resident[event.layer])
 
-    def _end_pass(self, batch: Batch, p: int) -> None:
+    def _end_pass(self, batch: AnyBatch, p: int) -> None:
         """What follows a pass: revised scores, what became known, new capacities."""
         hooks = self.hooks
         if self.rules.confidence == "end" and hooks.overrides["revise"]:
             self._revise(batch, p)
         if hooks.overrides["end_iteration"]:
-            for end in _pass_ends(batch, p):
+            for end in batch.ends(p):
                 hooks.request = end.request
                 hooks.end_iteration(end)
         if batch.course.decode[p]:
@@ -529,7 +674,7 @@ class Simulation:
             if period > 0 and self._passes_since >= period:
                 self._allocate()
 
-    def _revise(self, batch: Batch, p: int) -> None:
+    def _revise(self, batch: AnyBatch, p: int) -> None:
         course, hooks = batch.course, self.hooks
         for v in range(course.pass_event[p], course.pass_event[p + 1]):
             hooks.layer = int(course.event_layer[v])
@@ -609,13 +754,7 @@ class Simulation:
 
 
 _NO_LANES, _NO_SCORES = np.empty(0, np.int64), np.empty(0)
-
-
-def _own(array: NDArray[Any], dtype: type | None = None) -> NDArray[Any]:
-    """Return a read-only copy: a view would lead to the rest of the trace, or of the state."""
-    copied = array.copy() if dtype is None else array.astype(dtype)
-    copied.flags.writeable = False
-    return copied
+_NO_PREFETCHES = np.empty((0, 3))
 
 
 @kernel
@@ -640,20 +779,3 @@ def _hits_and_activations(member: Member, course: Course) -> tuple[int, int]:
     decode[member.at[member.trace.kind != Kind.PREFILL]] = True
     mine = decode[course.event_pass]
     return int(course.counts[mine, N_HITS].sum()), int(course.counts[mine, N_ACTIVATED].sum())
-
-
-def _pass_ends(batch: Batch, p: int) -> Iterator[PassEnd]:
-    """Yield what became known at the end of a pass, per request present."""
-    for member, i in batch.present[p]:
-        trace = member.trace
-        tokens = slice(trace.token_offset[i], trace.token_offset[i + 1])
-        yield PassEnd(
-            request=trace.request,
-            pass_index=member.first + i,
-            kind=int(trace.kind[i]),
-            position=_own(trace.position[tokens]),
-            state=_own(trace.state[tokens]),
-            confidence=_own(trace.confidence[tokens]),
-            accepted=_own(trace.accepted[tokens]),
-            edited=_own(trace.edited[tokens]),
-        )

@@ -436,7 +436,7 @@ def _start_prefetch(lanes, queue):
     work = lanes.work
     if work[USED] >= work[SLOTS] - 1:
         return
-    row = _first_in_queue(work, queue)
+    row = first_in_queue(work, queue)
     layer, expert = queue.entry[row, 0], queue.entry[row, 1]
     dequeue(work, queue, row)
     _take_staging(work, lanes.expert_bytes[layer])
@@ -514,7 +514,7 @@ def dequeue(work, queue, row):
 
 
 @inlined
-def _first_in_queue(work, queue):
+def first_in_queue(work, queue):
     """Return the row of the highest priority; among equals the one queued first."""
     best = 0
     for row in range(1, work[QUEUED]):

@@ -149,11 +149,14 @@ def add_transfer(work, demand, expert, tokens, kept):
 
 @merged
 def run_trial(lanes, queue, tables):
-    """Return the time from the gate to the end of all lanes; NaN outside the profile."""
+    """Return the time from the gate until the host knows that all lanes have ended.
+
+    NaN outside the profile.
+    """
     work = lanes.work
     work[HITS_DUE] = int(work[HIT_EXPERTS] > 0)
     work[CPU_DUE] = int(work[CPU_EXPERTS] > 0)
     work[SHARED_DUE] = 1
     if finish_layer(lanes, queue, tables, 0) != DECIDE:
         return np.nan
-    return lanes.time[NOW]
+    return lanes.time[NOW] + (tables.per_arrival_us if work[DEMANDS] > 0 else 0.0)

@@ -9,11 +9,12 @@ import numpy as np
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.synthetic import Affine, affine_profile
-from oled_sim.engine.batch import Batch, make_batch
+from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import GroupRecord, Simulation
 from oled_sim.engine.state import EVENT_COUNTS
+from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.geometry import RoutingGeometry, find_geometry
 from oled_sim.policy import Policy
 from oled_sim.trace.builder import LayerRoutes, RequestBuilder
@@ -94,7 +95,7 @@ class _Watched(Simulation):
         self.seen: list[list[list[int]]] = []
         super().__init__(*args, **options)
 
-    def _end_pass(self, batch: Batch, p: int) -> None:
+    def _end_pass(self, batch: AnyBatch, p: int) -> None:
         super()._end_pass(batch, p)
         resident = self.state.pools.resident
         self.seen.append([np.flatnonzero(layer).tolist() for layer in resident])

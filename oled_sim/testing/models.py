@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from oled_sim.model.checkpoint import save_checkpoint
 from oled_sim.model.config import LLaDA2Config
+from oled_sim.model.llada2 import LLaDA2MoeModelLM
 
 _TINY = LLaDA2Config(
     hidden_size=64,
@@ -38,3 +42,31 @@ _TINY = LLaDA2Config(
 def tiny_config(**changes: Any) -> LLaDA2Config:
     """Return a configuration with every trait of the published ones, small."""
     return msgspec.structs.replace(_TINY, **changes)
+
+
+SPECIALS = ("<|endoftext|>", "<|mask|>")
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer with one token a byte, plus the special ones: 258 tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_model(seed: int = 1, **changes: Any) -> LLaDA2MoeModelLM:
+    """Return a random model for :func:`byte_tokenizer`, wide enough that routing varies."""
+    ids = {"mask_token_id": 1, "eos_token_id": 0, "pad_token_id": 0}
+    size = {"vocab_size": 258, "max_position_embeddings": 256, "initializer_range": 0.2}
+    model = LLaDA2MoeModelLM(tiny_config(**ids, **size, **changes), seed=seed)
+    return model.eval().requires_grad_(False)
+
+
+def save_tiny_checkpoint(folder: Path, model: LLaDA2MoeModelLM) -> Path:
+    """Write a checkpoint with the byte tokenizer; return the folder."""
+    save_checkpoint(model, folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder

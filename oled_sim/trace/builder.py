@@ -270,7 +270,7 @@ def canonical(trace: RequestTrace) -> RequestTrace:
     if gates is None:
         experts = np.sort(experts, axis=1)
     else:
-        experts, gates = _sort_slots(experts, gates)
+        experts, gates = sort_slots(experts, gates)
     return replace(trace, experts=experts, gates=gates, row_token=row_token)
 
 
@@ -284,7 +284,7 @@ def _row_order(trace: RequestTrace) -> NDArray[np.intp] | None:
     return np.lexsort((trace.row_token, event))
 
 
-def _sort_slots(
+def sort_slots(
     experts: NDArray[Any], gates: NDArray[np.float16]
 ) -> tuple[NDArray[Any], NDArray[np.float16]]:
     """Sort rows by gate descending, then id.

@@ -55,29 +55,36 @@ class Decisions:
 
 def compare_decisions(point: Point, found: Prediction) -> Decisions:
     """Compare what was decided; the tables must have passed ``checks.check_tables``."""
-    n = point.about.repetitions
+    return compare_tables(point.passes, point.events, found, point.about.repetitions)
+
+
+def compare_tables(
+    passes: pa.Table, events: pa.Table, found: Prediction, repetitions: int = 1
+) -> Decisions:
+    """Compare measured tables, rows of ``repetitions`` runs in each, with a prediction."""
+    n = repetitions
     predicted = _repeated(found.events, n, EVENT_KEYS)
-    measured = point.events.sort_by([(key, "ascending") for key in EVENT_KEYS])
+    measured = events.sort_by([(key, "ascending") for key in EVENT_KEYS])
     differs = _differs(predicted, measured, EXACT)
     first = _first(predicted, measured, differs, EXACT, EVENT_KEYS)
-    of_passes = _of_passes(point, found)
-    hits = _sum(point.events, "hits") / n
-    copied = _sum(point.passes, "copied_bytes") / n
+    of_passes = _of_passes(passes, found, n)
+    hits = _sum(events, "hits") / n
+    copied = _sum(passes, "copied_bytes") / n
     return Decisions(
-        prefetching=found.prefetched or bool(_sum(point.passes, "prefetched")),
+        prefetching=found.prefetched or bool(_sum(passes, "prefetched")),
         events=len(measured),
         differing=int(differs.any(axis=0).sum()),
         first_difference=first or of_passes,
         hits_error=_error(_sum(found.events, "hits"), hits),
         bytes_error=_error(_sum(found.passes, "copied_bytes"), copied),
         late_predicted=ratio(_sum(found.events, "late"), _sum(found.events, "activated")),
-        late_measured=ratio(_sum(point.events, "late"), _sum(point.events, "activated")),
+        late_measured=ratio(_sum(events, "late"), _sum(events, "activated")),
     )
 
 
-def _of_passes(point: Point, found: Prediction) -> str:
-    predicted = _repeated(found.passes, point.about.repetitions, PASS_KEYS)
-    measured = point.passes.sort_by([(key, "ascending") for key in PASS_KEYS])
+def _of_passes(passes: pa.Table, found: Prediction, repetitions: int) -> str:
+    predicted = _repeated(found.passes, repetitions, PASS_KEYS)
+    measured = passes.sort_by([(key, "ascending") for key in PASS_KEYS])
     differs = _differs(predicted, measured, PASS_COUNTS)
     return _first(predicted, measured, differs, PASS_COUNTS, PASS_KEYS)
 
