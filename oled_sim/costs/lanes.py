@@ -89,8 +89,10 @@ class LaneCosts:
         return self._experts(compiled.CPU_EXPERTS, experts, tokens)
 
     def cpu_link_us(self, tokens: float) -> float:
-        """Activations of ``tokens`` tokens to the host, and the sums back."""
-        return self._curve(compiled.CPU_LINK, tokens)
+        """Activations of ``tokens`` tokens to the host, the sums back, and what a job adds."""
+        if tokens <= 0:
+            return 0.0
+        return self._curve(compiled.CPU_LINK, tokens) + self.tables.per_cpu_job_us
 
     def dense_us(self, tokens: float, context: float) -> float:
         """Norms, attention, output projection of one layer for ``tokens`` of one request."""
@@ -216,8 +218,16 @@ def _pack(
         interference=_factors(profile),
         launch_us=profile.launch.median,
         synchronize_us=profile.synchronize.median,
+        **_host(profile),
         extrapolate=extrapolate,
     )
+
+
+def _host(profile: Profile) -> dict[str, float]:
+    """Return what the host adds, by the names that tables have for it, µs."""
+    names = ("per_pass", "per_event", "per_arrival", "per_cpu_job")
+    found = {name: getattr(profile.host, name, None) for name in names}
+    return {f"{name}_us": value.median if value else 0.0 for name, value in found.items()}
 
 
 def _factors(profile: Profile) -> NDArray[np.float64]:

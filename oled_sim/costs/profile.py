@@ -115,6 +115,22 @@ class Interference(_Strict, frozen=True):
                 raise ValueError(f"interference of {lane} must name exactly the other two lanes")
 
 
+class Host(_Strict, frozen=True):
+    """What the host adds to the parts of a pass when a run puts them together, µs.
+
+    Attributes:
+        per_pass: to every pass: what is done before its first and after its last kernel.
+        per_event: to every MoE layer: from a gate's routing on the host to copies and kernels.
+        per_arrival: to every MoE layer that waits for a copy: noticing the last arrival.
+        per_cpu_job: to every job of the CPU lane, beside a host that polls.
+    """
+
+    per_pass: Quantiles
+    per_event: Quantiles
+    per_arrival: Quantiles
+    per_cpu_job: Quantiles
+
+
 class Hardware(_Strict, frozen=True):
     """The machine as found. ``workers``: CPU threads that compute experts."""
 
@@ -185,6 +201,7 @@ class Profile(_Strict, frozen=True):
         gate: router, top-k, sort by expert, ids and weights on the host, by tokens.
         shared_expert, dense_layer, lm_head, merge, embedding: by tokens.
         launch, synchronize: host time of one kernel launch; of waiting for a finished one.
+        host: what the host adds when a run puts the parts together; None counts as nothing.
     """
 
     format: int
@@ -213,6 +230,7 @@ class Profile(_Strict, frozen=True):
     lm_head: Curve
     merge: Curve
     embedding: Curve
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:

@@ -67,6 +67,8 @@ class CostTables(NamedTuple):
             a bit set are busy.
         launch_us: host time of one kernel launch.
         synchronize_us: host time of waiting for a finished kernel.
+        per_pass_us, per_event_us, per_arrival_us, per_cpu_job_us: what the host adds, see
+            :class:`oled_sim.costs.profile.Host`.
         extrapolate: whether the last cell's line continues outside the profiled range.
     """
 
@@ -75,6 +77,10 @@ class CostTables(NamedTuple):
     interference: NDArray[np.float64]
     launch_us: float
     synchronize_us: float
+    per_pass_us: float
+    per_event_us: float
+    per_arrival_us: float
+    per_cpu_job_us: float
     extrapolate: bool
 
 
@@ -196,8 +202,10 @@ def cpu_experts_us(tables: CostTables, experts: float, tokens: float) -> float:
 
 @_kernel
 def cpu_link_us(tables: CostTables, tokens: float) -> float:
-    """Activations of ``tokens`` tokens to the host, and the sums back."""
-    return _curve(tables, CPU_LINK, tokens)
+    """Activations of ``tokens`` tokens to the host, the sums back, and what a job adds."""
+    if tokens <= 0:
+        return 0.0
+    return _curve(tables, CPU_LINK, tokens) + tables.per_cpu_job_us
 
 
 @_kernel

@@ -20,12 +20,13 @@ NO_GPU = "none (CPU threads)"
 def default_workers(device: torch.device) -> int:
     """Return how many CPU threads compute experts unless it is said.
 
-    Beside a GPU all cores but one, which is left to the thread that launches kernels: with a
-    worker on every core, GPU work beside the CPU lane took four times as long. Where the CPU also
-    stands for the GPU, half of them.
+    Beside a GPU all cores but two: one for the thread that launches kernels and polls, one for the
+    driver and the system. With one core less to spare a worker now and then lost its core in the
+    middle of a job, and all others waited 10 ms for it. Where the CPU also stands for the GPU,
+    half of them.
     """
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores - 1 if device.type == "cuda" else cores // 2)
+    return max(1, cores - 2 if device.type == "cuda" else cores // 2)
 
 
 def share_cores(device: torch.device, workers: int) -> None:

@@ -6,6 +6,7 @@ import datetime
 import time
 from dataclasses import asdict, dataclass, replace
 
+import msgspec
 import torch
 
 from oled_sim.costs.profile import FORMAT, GeometryFields, Interference, Origin, Profile, Quantiles
@@ -18,6 +19,7 @@ from oled_sim.hardware.measuring.experts import (
     measure_cpu_link,
     measure_gpu_experts,
 )
+from oled_sim.hardware.measuring.host import measure_host
 from oled_sim.hardware.measuring.interference import measure_interference
 from oled_sim.hardware.measuring.layers import measure_layers
 from oled_sim.hardware.measuring.links import measure_links
@@ -89,9 +91,17 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
     with built(plan.cost, plan.axes, plan.place, plan.workers, quick=plan.quick) as rig:
         sweep.seconds["weights"] = round(time.perf_counter() - start, 2)
         interference = _measure_all(sweep, rig, plan)
-        launch, synchronize = _overheads(sweep)
+        profile = _profile(plan, sweep, interference, *_overheads(sweep))
+        with sweep.step("host"):
+            host = measure_host(rig, profile, quick=plan.quick)
     sweep.seconds["total"] = round(time.perf_counter() - start, 2)
-    profile = Profile(
+    return Measured(msgspec.structs.replace(profile, host=host), sweep.seconds)
+
+
+def _profile(
+    plan: Plan, sweep: Sweep, interference: Interference, launch: Quantiles, synchronize: Quantiles
+) -> Profile:
+    return Profile(
         format=FORMAT,
         name=plan.name,
         status="measured",
@@ -105,7 +115,6 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
         interference=interference,
         **sweep.tables,  # type: ignore[arg-type]
     )
-    return Measured(profile, sweep.seconds)
 
 
 def _measure_all(sweep: Sweep, rig: Rig, plan: Plan) -> Interference:

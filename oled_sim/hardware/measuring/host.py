@@ -1,0 +1,206 @@
+"""What the host adds when a run puts the parts together: measured by running, off any trace.
+
+A few passes with made-up routes run on the lanes just measured, and the simulator predicts the
+same passes from the tables. What a pass, an event, an event with arrivals and one with a job of
+the CPU lane take longer than their parts is the host's: Python between the launches, and noticing
+that something has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.costs.profile import Host, Profile, Quantiles
+from oled_sim.engine.batch import make_batch
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.rules import Group, Rules
+from oled_sim.engine.simulation import GroupRecord, Simulation
+from oled_sim.engine.state import T_END, T_START
+from oled_sim.geometry import RoutingGeometry
+from oled_sim.hardware.backbone import Backbone
+from oled_sim.hardware.clock import Clock
+from oled_sim.hardware.copy_lane import CopyLane
+from oled_sim.hardware.live import LivePace
+from oled_sim.hardware.machine import Machine
+from oled_sim.hardware.measuring.rig import SEED, Rig
+from oled_sim.hardware.measuring.timing import spread
+from oled_sim.hardware.replay import load_residents
+from oled_sim.hardware.slot_map import SlotMap
+from oled_sim.policy import Event, Lane, Policy
+from oled_sim.trace.builder import RequestBuilder
+from oled_sim.trace.schema import Kind, RequestTrace, TokenState
+
+LAYERS = 2
+TOKENS = 16
+CONTEXT = 512
+STAGING = 16
+JOB = 12
+"""Experts of a job of the CPU lane."""
+WARM_UP = 4
+"""Passes that are run first and not counted."""
+
+
+class SendMisses(Policy):
+    """Computes residents where they are and sends all misses down one lane."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def dispatch(self, event: Event) -> NDArray[np.int64]:
+        """Return the lane of each activated expert."""
+        return np.where(event.resident[event.experts], int(Lane.GPU), int(self._lane))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One made-up run. ``renewed``: experts of each layer that change from pass to pass."""
+
+    lane: Lane
+    renewed: int
+    passes: int
+
+
+class Folded:
+    """Layers in host memory, over and over: a few stand for many."""
+
+    def __init__(self, lane: Any, layers: int) -> None:
+        self._lane, self._layers = lane, layers
+
+    def submit(self, layer: int, *rest: Any) -> None:
+        """Start a job with the experts of a layer that is in memory."""
+        self._lane.submit(layer % self._layers, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lane, name)
+
+
+class Repeated:
+    """Host experts of a few layers as those of more."""
+
+    def __init__(self, rig: Rig) -> None:
+        have = rig.experts.packed
+        self.packed = [have[layer % len(have)] for layer in range(LAYERS)]
+
+
+def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
+    """Return what the host adds to the parts that ``profile`` holds."""
+    costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
+    machine = _machine(rig)
+    few, many = (6, 8) if quick else (24, 60)
+    hits = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, many))
+    copies = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 24, few))
+    jobs = _gaps(rig, machine, costs, Trial(Lane.CPU, JOB, few))
+    machine.copies.close()
+    per_event = np.median(hits.events)
+    return Host(
+        per_pass=_quantiles(hits.passes),
+        per_event=_quantiles(hits.events),
+        per_arrival=_quantiles(copies.events - per_event),
+        per_cpu_job=_quantiles(jobs.events - per_event),
+    )
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Measured less predicted, µs: of what passes do besides events, and of events."""
+
+    passes: NDArray[np.float64]
+    events: NDArray[np.float64]
+
+
+def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
+    """Run a trial on the machine and in the simulator; return how they differ."""
+    cost = rig.cost
+    geometry = RoutingGeometry(tuple(range(1, LAYERS + 1)), cost.experts, cost.top_k)
+    trace = _request(geometry, trial)
+    cache = min(cost.experts, 5 * _active(cost.experts) // 4)
+    predicted, measured = (
+        _run(machine, costs, geometry, trace, trial.lane, cache, live=live)
+        for live in (False, True)
+    )
+    lengths = [r.course.times[:, T_END] - r.course.times[:, T_START] for r in (predicted, measured)]
+    whole = [r.course.pass_times[:, 1] - r.course.pass_times[:, 0] for r in (predicted, measured)]
+    outside = [w - e.reshape(-1, LAYERS).sum(axis=1) for w, e in zip(whole, lengths, strict=True)]
+    return Gaps((outside[1] - outside[0])[WARM_UP:], (lengths[1] - lengths[0])[WARM_UP * LAYERS :])
+
+
+def _run(
+    machine: Machine, costs: LaneCosts, geometry: RoutingGeometry, trace: RequestTrace,
+    lane: Lane, cache: int, *, live: bool,
+) -> GroupRecord:  # fmt: skip
+    rules = Rules(staging=STAGING)
+    simulation = Simulation(SendMisses(lane), geometry, costs, Budget(cache=cache), rules)
+    if live:
+        slots = SlotMap(LAYERS, geometry.experts, LAYERS * cache + STAGING)
+        load_residents(machine, slots, simulation.state.pools.resident)
+        simulation.pace = LivePace(machine, slots)
+    return simulation.run_group(Group("counted", (0,)), make_batch([trace], geometry, costs))
+
+
+def _machine(rig: Rig) -> Machine:
+    """Return the rig's parts as a machine, ready to run passes of ``TOKENS`` tokens."""
+    place, clock = rig.place, Clock(rig.place.device)
+    backbone = Backbone(place, rig.cost, LAYERS, TOKENS, CONTEXT + 2 * TOKENS, SEED)
+    experts: Any = Repeated(rig)
+    machine = Machine(
+        place=place,
+        clock=clock,
+        backbone=backbone,
+        experts=experts,
+        slab=rig.slab,
+        grouped=rig.grouped,
+        copies=CopyLane(place, clock, experts, rig.slab),
+        cpu=Folded(rig.lane, len(rig.experts.packed)),  # type: ignore[arg-type]
+        scale=backbone.config.routed_scaling_factor,
+    )
+    machine.get_ready([CONTEXT])
+    return machine
+
+
+def _active(experts: int) -> int:
+    """Return how many experts of a layer the passes activate: as many as decode passes do."""
+    return max(8, experts * 7 // 32)
+
+
+def _request(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
+    """Return denoising passes whose tokens spread evenly over a set of experts that moves on."""
+    rng = np.random.default_rng(SEED)
+    builder = RequestBuilder(geometry, 0)
+    active = max(geometry.top_k, _active(geometry.experts))
+    sets = [rng.permutation(geometry.experts) for _ in geometry.layers]
+    nothing = np.zeros(TOKENS, np.bool_)
+    for _ in range(trial.passes + WARM_UP):
+        routes = [_spread(rng, ids[:active], geometry.top_k) for ids in sets]
+        builder.add_pass(
+            kind=Kind.DENOISE,
+            block=CONTEXT // TOKENS,
+            context=CONTEXT,
+            token_id=np.zeros(TOKENS, np.int32),
+            position=np.arange(CONTEXT, CONTEXT + TOKENS),
+            state=np.full(TOKENS, TokenState.MASKED),
+            confidence=np.full(TOKENS, 0.5),
+            accepted=nothing,
+            edited=nothing,
+            experts=np.stack(routes),
+            gates=np.full((len(sets), TOKENS, geometry.top_k), 1.0 / geometry.top_k),
+        )
+        renewed = min(trial.renewed, geometry.experts - active)
+        sets = [np.roll(ids, -renewed) for ids in sets]
+    return builder.build()
+
+
+def _spread(rng: np.random.Generator, ids: NDArray[np.int64], top_k: int) -> NDArray[np.int64]:
+    """Return routes [T, k] that use each expert of a set about as often, none twice a token."""
+    order = np.tile(rng.permutation(ids), -(-TOKENS * top_k // len(ids)))
+    return order[: TOKENS * top_k].reshape(TOKENS, top_k)
+
+
+def _quantiles(samples: NDArray[np.float64]) -> Quantiles:
+    """Summarise gaps; parts that overlap may take less than their sum, which counts as nothing."""
+    return spread(np.maximum(samples, 0.0).tolist())
