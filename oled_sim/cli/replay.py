@@ -1,0 +1,267 @@
+"""``oled-sim replay``: run policies on real hardware with the routing of a trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from oled_sim.cli.options import DEFAULT_TRACE, cache_option, cost_options, options, policy_option
+
+if TYPE_CHECKING:
+    from oled_sim.hardware.replay_job import Job, Task
+    from oled_sim.validation.measured import Point
+
+# Heavy modules are imported by the functions that need them: `--help` must stay fast.
+
+EPILOG = """\b
+Examples:
+  oled-sim replay --policy lru --policy oled --cache 20,40 --out replays
+  oled-sim replay --policy oled --cache 40 --trace mini-gsm8k --trace mini-science \\
+      --profile h200.toml --passes 96 --repetitions 3 --verify --out replays
+"""
+
+SAMPLED = 97
+"""Events between checks against full residency, if not all are checked."""
+
+machine_options = options(
+    click.option("--device", metavar="NAME", help="cuda, cuda:N or cpu. Default: a GPU if any."),
+    click.option(
+        "--workers", type=click.IntRange(min=1), metavar="N",
+        help="CPU threads that compute experts. Default: the profile's.",
+    ),
+    click.option(
+        "--checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+        help="Real weights of this geometry. Default: random ones of the same size.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of random weights."),
+    click.option(
+        "--allow-other-hardware", is_flag=True,
+        help="Decide by a profile that was measured on another machine.",
+    ),
+)  # fmt: skip
+"""Where and with what weights, as ``device``, ``workers``, ``checkpoint``, …"""
+
+
+class Asked(NamedTuple):
+    """What was asked for about the run itself."""
+
+    out: Path
+    requests: int
+    passes: int
+    repetitions: int
+    verify: bool
+    force: bool
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "--trace",
+    "sources",
+    multiple=True,
+    default=(DEFAULT_TRACE,),
+    show_default=True,
+    metavar="PATH_OR_NAME",
+    help="A trace directory, or one that ships with oled-sim; repeatable.",
+)
+@policy_option
+@cache_option
+@cost_options
+@machine_options
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Requests of every trace that are measured.",
+)
+@click.option(
+    "--passes",
+    type=click.IntRange(min=0),
+    default=96,
+    show_default=True,
+    metavar="N",
+    help="Decode passes of each; 0 for all.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Runs of each point, from the same state.",
+)
+@click.option("--verify", is_flag=True, help="Compare every event with full residency.")
+@click.option(
+    "--scope",
+    type=click.Choice(["layer", "global"]),
+    default="layer",
+    show_default=True,
+    help="One pool per layer, or one for all.",
+)
+@click.option(
+    "--staging",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Slots where transfers land, on top of the cache.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="Where points go, a folder each; those that are there are not run again.",
+)
+@click.option("--force", is_flag=True, help="Run points again that are there, and replace them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def replay(
+    sources: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...],
+    profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool, **rest: Any,
+) -> None:  # fmt: skip
+    """Run policies on this machine, with real copies and kernels and a trace's routing.
+
+    Experts of the real size lie in page-locked host memory, residents and arrivals in slots of the
+    GPU; the policy decides live. History and warm-up requests are simulated, then every repetition
+    starts from the same residents. Times leave out what decisions take, which is shown apart.
+    `oled-sim validate` compares the outcome with the simulation.
+    """
+    if find_spec("torch") is None:
+        from oled_sim.errors import OledSimError
+
+        raise OledSimError("replaying needs torch: pip install 'oled-sim[torch]'")
+    asked = Asked(*(rest.pop(name) for name in Asked._fields))
+    job = _job(sources, policies, caches, (geometry, profile, extrapolate), asked, rest)
+    tasks = _left_to_do(job, asked)
+    points = _run(job, tasks, asked)
+    from oled_sim.cli.replay_table import print_json, print_points
+
+    (print_json if as_json else print_points)(points, asked.out)
+    _refuse_losses(points)
+
+
+def _job(
+    sources: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...],
+    model: tuple[str | None, str | None, bool], asked: Asked, rest: dict[str, Any],
+) -> Job:  # fmt: skip
+    """Put together what is to run, and refuse what cannot."""
+    from oled_sim.cli.simulating import asked_for, costs_for
+    from oled_sim.contenders import contenders
+    from oled_sim.engine.rules import Rules
+    from oled_sim.hardware.identity import default_workers, hardware, share_cores
+    from oled_sim.hardware.place import find_place
+    from oled_sim.hardware.replay_job import Job
+    from oled_sim.trace import open_trace
+
+    parsed, budgets = asked_for(policies, caches, ())
+    traces = {name: open_trace(name) for name in dict.fromkeys(sources)}
+    first = next(iter(traces.values()))
+    geometry, profile, extrapolate = model
+    costs = costs_for(first, geometry, profile, extrapolate)
+    place = find_place(rest["device"], {2: "bf16", 4: "fp32"}[costs.geometry.weight_bytes])
+    workers = rest["workers"] or _workers(costs.workers, default_workers(place.device))
+    if not rest["allow_other_hardware"]:
+        costs.profile.require_hardware(hardware(place.device, workers))
+    share_cores(place.device, workers)
+    return Job(
+        traces=traces,
+        contenders=contenders(parsed, budgets, first.geometry.experts),
+        costs=costs,
+        rules=Rules(scope=rest["scope"], staging=rest["staging"]),
+        requests=asked.requests,
+        passes=asked.passes or None,
+        repetitions=asked.repetitions,
+        place=place,
+        workers=workers,
+        seed=rest["seed"],
+        checkpoint=rest["checkpoint"],
+        verify_every=1 if asked.verify else SAMPLED,
+        command=" ".join(["oled-sim", *sys.argv[1:]]),
+    )
+
+
+def _workers(profiled: int, here: int) -> int:
+    """Return as many workers as the profile was measured with, if there are cores for them."""
+    return profiled if profiled <= len(os.sched_getaffinity(0)) else here
+
+
+def _left_to_do(job: Job, asked: Asked) -> list[Task]:
+    """Return the points that the folder does not hold yet."""
+    from oled_sim.engine.output import NewFile
+    from oled_sim.errors import UsageError
+    from oled_sim.hardware.replay_job import require_fit, tasks_of
+    from oled_sim.validation.measured import ABOUT, point_name
+
+    tasks = tasks_of(job)
+    require_fit(job, tasks)
+    try:
+        asked.out.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise UsageError(f"{asked.out.parent} is no folder: create it first") from None
+    except OSError as error:
+        raise NewFile(asked.out).refused(error) from error
+    left = [
+        task for task in tasks
+        if asked.force or not (asked.out / point_name(task.about) / ABOUT).exists()
+    ]  # fmt: skip
+    if len(left) < len(tasks):
+        done = len(tasks) - len(left)
+        click.echo(f"Note: {done} of {len(tasks)} points are in {asked.out} already", err=True)
+    return left
+
+
+def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:
+    """Measure and write point by point: what is finished stays, whatever happens later."""
+    from oled_sim.hardware.replay_job import run_tasks
+    from oled_sim.validation.measured import point_name, read_point, write_point
+
+    if tasks:
+        total = sum(_passes(task) for task in tasks)
+        with _progress(total) as (on_load, on_pass):
+            for point in run_tasks(job, tasks, on_load=on_load, on_pass=on_pass):
+                write_point(asked.out / point_name(point.about), point, force=asked.force)
+    from oled_sim.hardware.replay_job import tasks_of
+
+    return [read_point(asked.out / point_name(task.about)) for task in tasks_of(job)]
+
+
+def _passes(task: Task) -> int:
+    cut = task.cut
+    return task.about.repetitions * sum(cut.read(request).passes for request in cut.requests)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Any, Any]]:
+    """Show on standard error how far loading and replaying are."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        load = bar.add_task("Layers of experts in memory", total=None)
+        run = bar.add_task("Passes", total=total)
+
+        def on_load(done: int, layers: int) -> None:
+            bar.update(load, completed=done, total=layers)
+
+        yield on_load, lambda: bar.advance(run)
+
+
+def _refuse_losses(points: list[Point]) -> None:
+    """Fail if an output differed from that of full residency."""
+    from oled_sim.errors import MeasurementError
+
+    for point in points:
+        found = point.about.lossless
+        if found is not None and not found.worst_relative_error <= found.tolerance:
+            raise MeasurementError(
+                f"{point.name}: an output was off by {found.worst_relative_error:.2g} of its norm"
+                f" from full residency, more than {found.tolerance:g}: the replay is not lossless"
+            )

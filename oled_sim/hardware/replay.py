@@ -1,0 +1,185 @@
+"""One point of a replay: a policy with a cache size, run on a machine with a trace's routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.engine import laws
+from oled_sim.engine.batch import Batch, make_batch
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.cut import CutSource, first_decode_passes
+from oled_sim.engine.feeding import feed
+from oled_sim.engine.rules import Group, split_requests
+from oled_sim.engine.simulation import GroupRecord, Simulation
+from oled_sim.engine.source import Source
+from oled_sim.errors import UsageError
+from oled_sim.hardware.live import LivePace
+from oled_sim.hardware.lossless import LosslessCheck
+from oled_sim.hardware.machine import ExpertMachine, Machine
+from oled_sim.hardware.measured import PassMarks
+from oled_sim.hardware.slot_map import SlotMap
+from oled_sim.policy import Policy
+from oled_sim.validation.measured import About, Lossless, Point
+from oled_sim.validation.predicted import cuts_of, rules_of
+from oled_sim.validation.rows import event_rows, pass_rows
+
+Report = Callable[[], None]
+"""Called after every pass on the hardware."""
+
+
+@dataclass
+class Decisions:
+    """How long the decisions of each pass took, µs."""
+
+    report: Report | None = None
+    taken_us: list[float] = field(default_factory=list)
+
+    def note(self, p: int, marks: PassMarks) -> None:
+        """Take note of a pass."""
+        self.taken_us.append(marks.decide_us)
+        if self.report is not None:
+            self.report()
+
+
+def slots_for(about: About, layers: int, experts: int) -> int:
+    """Return how many slots of the slab a point needs: its budget and its staging slots."""
+    return layers * min(about.cache, experts) + about.rules.staging
+
+
+def replay_point(
+    machine: Machine,
+    source: Source,
+    policy: Policy,
+    costs: LaneCosts,
+    about: About,
+    *,
+    check: LosslessCheck | None = None,
+    report: Report | None = None,
+    warm_up_passes: int = 0,
+) -> Point:
+    """Measure a point.
+
+    History and warm-up are simulated: they decide what is known and what is resident, not how long
+    anything takes. Every repetition then starts from the same state, with the residents loaded.
+
+    Args:
+        machine: with a slab of at least :func:`slots_for` slots.
+        source: the trace; ``about`` says which of its requests run and how far.
+        policy: the policy; it is copied.
+        costs: what the policy decides by.
+        about: what to run; ``lossless`` and ``tables`` are filled in later.
+        check: compares samples with full residency; what it finds goes into ``about``.
+        report: called after every pass that is measured.
+        warm_up_passes: decode passes that are run first and forgotten.
+
+    Raises:
+        UsageError: the policy looks into the future, which hardware cannot.
+        As :func:`oled_sim.engine.runner.simulate`.
+    """
+    if "future" in policy.needs:
+        raise UsageError(
+            f"policy {about.policy.label!r} looks into the future: simulate it with `oled-sim run`,"
+            " and replay policies that can run"
+        )
+    cut = CutSource(source, cuts_of(about))
+    cut.require(policy.needs, f"policy {about.policy.label!r}")
+    simulation = Simulation(
+        policy, source.geometry, costs, Budget(cache=about.cache), rules_of(about),
+        name=about.policy.label,
+    )  # fmt: skip
+    counted = _prepare(simulation, cut, costs)
+    start = simulation.snapshot()
+    layers, experts = len(source.geometry.layers), source.geometry.experts
+    slots = SlotMap(layers, experts, slots_for(about, layers, experts))
+    passes: list[pa.Table] = []
+    events: list[pa.Table] = []
+    if warm_up_passes:
+        _warm_up(simulation, machine, slots, counted[0], costs, warm_up_passes)
+    if check is not None:
+        check.reset()
+    for repetition in range(about.repetitions):
+        simulation.restore(start)
+        load_residents(machine, slots, simulation.state.pools.resident)
+        for group, batch in counted:
+            record, decide_us = _measure(simulation, machine, slots, group, batch, check, report)
+            passes.append(pass_rows(record, repetition=repetition, decide_us=decide_us))
+            events.append(event_rows(record, source.geometry.layers, repetition=repetition))
+    if check is not None:
+        found = Lossless(
+            events_checked=check.checked,
+            worst_relative_error=check.worst,
+            tolerance=check.tolerance,
+        )
+        about = msgspec.structs.replace(about, lossless=found)
+    return Point(about, pa.concat_tables(passes), pa.concat_tables(events))
+
+
+def _warm_up(
+    simulation: Simulation,
+    machine: Machine,
+    slots: SlotMap,
+    first: tuple[Group, Batch],
+    costs: LaneCosts,
+    passes: int,
+) -> None:
+    """Run the start of the first request, so that kernels are compiled and memory is warm."""
+    group, batch = first
+    start = first_decode_passes(batch.members[0].whole, passes)
+    load_residents(machine, slots, simulation.state.pools.resident)
+    some = make_batch([start], simulation.geometry, costs, simulation.rules.confidence)
+    _measure(simulation, machine, slots, group, some, None, None)
+
+
+def _prepare(
+    simulation: Simulation, source: CutSource, costs: LaneCosts
+) -> Sequence[tuple[Group, Batch]]:
+    """Simulate history and warm-up; return what is to be measured."""
+    rules = simulation.rules
+    splits = split_requests(source.requests, rules)
+    counted, in_history = [], False
+    for group, batch in feed(source, splits, rules, costs, learns=simulation.policy.learns):
+        if in_history and group.split != "history":
+            simulation.end_history()
+        in_history = group.split == "history"
+        if group.split == "counted":
+            counted.append((group, batch))
+        else:
+            simulation.run_group(group, batch)
+    simulation.forget_copies()
+    return counted
+
+
+def load_residents(machine: ExpertMachine, slots: SlotMap, resident: NDArray[np.bool_]) -> None:
+    """Put every resident, bool [L, E], into a slot of the slab, off the clock."""
+    for layer, expert, slot in slots.fill(resident):
+        machine.slab.weights[slot].copy_(machine.experts.packed[layer][expert], non_blocking=True)
+    machine.synchronize()
+
+
+def _measure(
+    simulation: Simulation,
+    machine: Machine,
+    slots: SlotMap,
+    group: Group,
+    batch: Batch,
+    check: LosslessCheck | None,
+    report: Report | None,
+) -> tuple[GroupRecord, NDArray[np.float64]]:
+    """Run a request on the hardware; return what was noted, and the time of each decision."""
+    decisions = Decisions(report)
+    simulation.pace = pace = LivePace(machine, slots, check, decisions.note)
+    try:
+        record = simulation.run_group(group, batch)
+    finally:
+        simulation.pace = None
+    pace.leave()
+    laws.check_cheap(record, simulation.state, simulation.rules)
+    laws.check_bytes(record, simulation.expert_bytes)
+    return record, np.array(decisions.taken_us)
