@@ -198,18 +198,41 @@ def make_manifest(
     """
     if stands_for is not None and stands_for not in GEOMETRIES:
         raise UsageError(f"unknown geometry {stands_for!r}: known are {', '.join(GEOMETRIES)}")
-    config, settings = job.model.config, job.settings
+    return describe_run(
+        name, job.model, job.settings, collector=collector, weights=weights, source=source,
+        stands_for=stands_for, signals=signals, redact=redact, batch=job.batch,
+    )  # fmt: skip
+
+
+def describe_run(
+    name: str,
+    model: LLaDA2MoeModelLM,
+    settings: DecodeSettings,
+    *,
+    collector: str,
+    weights: Path,
+    source: str,
+    stands_for: str | None,
+    signals: Sequence[str],
+    redact: bool = False,
+    batch: int = 1,
+) -> Manifest:
+    """Describe generation by a native model whose trace ``collector`` records.
+
+    ``name``, ``weights``: of the model. ``stands_for``: by default the geometry of its size.
+    """
+    config = model.config
     return Manifest(
-        model=_describe_model(name, config, str(job.model.dtype), weights),
+        model=_describe_model(name, config, str(model.dtype), weights),
         origin="real",
         signals=tuple(signals),
-        stands_for=stands_for or _stands_for(config),
+        stands_for=stands_for or geometry_of(config),
         decode=_describe_decode(settings),
         runtime=Runtime.here(
             collector,
-            device=job.model.device.type,
-            hardware=_hardware(job.model),
-            batch_size=job.batch,
+            device=model.device.type,
+            hardware=_hardware(model),
+            batch_size=batch,
             command=_command(),
         ),
         prompts=Prompts(source=source, redacted=redact),
@@ -253,7 +276,7 @@ def _describe_decode(settings: DecodeSettings) -> Decode:
     )
 
 
-def _stands_for(config: LLaDA2Config) -> str:
+def geometry_of(config: LLaDA2Config) -> str:
     """Return the published model of the same widths, else LLaDA2.0-mini."""
     for geometry in GEOMETRIES.values():
         widths = (geometry.hidden_size, geometry.moe_intermediate_size, geometry.layers)

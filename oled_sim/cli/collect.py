@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oled_sim.cli.model_options import (
+    decode_options,
+    decode_settings,
+    device_options,
+    model_option,
+    prompt_options,
+    prompts_of,
+    require_torch,
+)
 from oled_sim.errors import OledSimError
 
 if TYPE_CHECKING:
     from oled_sim.collection import Job, Tally
-    from oled_sim.prompts import Prompt
 
 SIGNAL_FLAGS = ("full_gate", "embedding", "cosines")
 
@@ -28,26 +36,8 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option(
-    "--model",
-    default="nano",
-    show_default=True,
-    metavar="NAME|PATH",
-    help="Bundled model, or folder of a LLaDA2 checkpoint.",
-)
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="JSON lines, plain, .gz or .xz [default: bundled prompts].",
-)
-@click.option(
-    "--template",
-    metavar="TEXT",
-    help="Prompt template over a row's fields, such as 'Question: {question}'.",
-)
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Rows to leave out first.")
-@click.option("--limit", type=click.IntRange(min=1), help="Rows to use at most.")
+@model_option
+@prompt_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -56,34 +46,7 @@ Examples:
     help="Directory of the trace; an unfinished one is continued.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a trace that is there.")
-@click.option("--block-length", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option(
-    "--threshold",
-    type=click.FloatRange(0, 1),
-    default=0.7,
-    show_default=True,
-    help="Confidence above which a masked position is accepted.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Denoising steps per block that rule 2.0 spreads its quota over.",
-)
-@click.option(
-    "--rule",
-    type=click.Choice(["2.0", "2.1"]),
-    default="2.0",
-    show_default=True,
-    help="LLaDA2 decoding rule; 2.1 edits decoded tokens.",
-)
-@click.option("--editing-threshold", type=click.FloatRange(0, 1), default=0.9, show_default=True)
-@click.option("--max-post-steps", type=click.IntRange(min=0), default=16, show_default=True)
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--ignore-eos", is_flag=True, help="Never choose end-of-text: all new tokens.")
+@decode_options
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
@@ -91,12 +54,7 @@ Examples:
     show_default=True,
     help="Requests that run together.",
 )
-@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N [default: cuda if present].")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    help="[default: bfloat16 on cuda, float32 on cpu]",
-)
+@device_options
 @click.option("--full-gate", is_flag=True, help="Record the mean gate over all experts.")
 @click.option("--embedding", is_flag=True, help="Record the mean input embedding.")
 @click.option("--cosines", is_flag=True, help="Record hidden-state cosines to earlier passes.")
@@ -110,7 +68,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def collect(**options: Any) -> None:
     """Record routing, gate scores, confidence and token state of a run, into a trace."""
-    _require_torch()
+    require_torch("collecting")
     # Small models run thousands of short parallel regions a second. Threads that spin between
     # them make generation many times slower as soon as anything else wants the processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -146,28 +104,15 @@ def collect(**options: Any) -> None:
     _print_summary(tally, out, options["as_json"])
 
 
-def _require_torch() -> None:
-    from importlib.util import find_spec
-
-    missing = [m for m in ("torch", "safetensors", "tokenizers") if find_spec(m) is None]
-    if missing:
-        raise OledSimError(f"collecting needs {', '.join(missing)}: pip install 'oled-sim[torch]'")
-
-
 def _job(options: dict[str, Any], signals: list[str]) -> Job:
     import torch
 
     from oled_sim import plugins
     from oled_sim.collection import Job
-    from oled_sim.model.decoding import DecodeSettings
     from oled_sim.model.loading import load_model, load_tokenizer
 
-    names = (
-        "block_length", "max_new_tokens", "threshold", "steps", "rule", "editing_threshold",
-        "max_post_steps", "temperature", "seed", "ignore_eos",
-    )  # fmt: skip
-    settings = DecodeSettings(**{name: options[name] for name in names})
-    prompts = _prompts(options)
+    settings = decode_settings(options)
+    prompts = prompts_of(options)
     dtype = getattr(torch, options["dtype"]) if options["dtype"] else None
     collector = plugins.load(plugins.COLLECTORS, options["collector"])
     tokenizer = load_tokenizer(options["model"])
@@ -180,17 +125,6 @@ def _job(options: dict[str, Any], signals: list[str]) -> Job:
         settings=settings,
         batch=options["batch"],
     )
-
-
-def _prompts(options: dict[str, Any]) -> list[Prompt]:
-    from oled_sim.model.loading import checkpoint_path
-    from oled_sim.prompts import bundled_prompts, read_prompts, read_templates
-
-    path = options["prompts"] or bundled_prompts()
-    templates = read_templates(checkpoint_path(options["model"]))
-    if options["template"]:
-        templates = {"": options["template"]}
-    return read_prompts(path, skip=options["skip"], limit=options["limit"], templates=templates)
 
 
 @contextmanager

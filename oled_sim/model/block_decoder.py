@@ -29,6 +29,7 @@ class Outcome:
         confidence: float32 [T]: probability of the argmax at masked positions, of the held
             token at others; NaN before the block.
         accepted, edited: bool [T].
+        written: int64 [T], token ids after the pass.
     """
 
     kind: Kind
@@ -39,6 +40,11 @@ class Outcome:
     confidence: NDArray[np.float32]
     accepted: Bools
     edited: Bools
+    written: NDArray[np.int64]
+
+
+Choice = tuple[Bools, Bools]
+"""Accepted and edited positions of a block, bool [L] each."""
 
 
 class BlockDecoder:
@@ -93,13 +99,28 @@ class BlockDecoder:
         stops = np.flatnonzero(generated == self.eos_id)
         return generated[: stops[0] + 1] if len(stops) else generated
 
-    def advance(self, prediction: Prediction) -> Outcome:
-        """Apply the pass over positions ``start`` to ``stop`` that gave ``prediction``."""
+    @property
+    def next_kind(self) -> Kind:
+        """What the next pass will be, as far as its tokens say.
+
+        Without masks it counts as commit, though rule 2.1 may yet edit a token in it.
+        """
+        return self._kind(self._held == self.mask_id, np.zeros(0, np.bool_))
+
+    def next_state(self) -> NDArray[np.uint8]:
+        """Return the state of each position from ``start`` to ``stop``, uint8 [T]."""
+        return self._state(self.start)
+
+    def advance(self, prediction: Prediction, choice: Choice | None = None) -> Outcome:
+        """Apply the pass over positions ``start`` to ``stop`` that gave ``prediction``.
+
+        ``choice``: positions to accept and edit, in place of what the rule would choose.
+        """
         start, number, skipped = self.start, self.block, self.context - self.start
         before = self.tokens[start : self.stop].copy()
         state = self._state(start)
         masked = before[skipped:] == self.mask_id
-        accepted, edited = self._choose(prediction, masked)
+        accepted, edited = self._choose(prediction, masked) if choice is None else choice
         np.copyto(self._held, prediction.candidate, where=accepted | edited)
         kind = self._kind(masked, edited)
         self._move_on(kind, masked, accepted)
@@ -113,6 +134,7 @@ class BlockDecoder:
             confidence=_pad(confidence, skipped, np.nan),
             accepted=_pad(accepted, skipped, False),
             edited=_pad(edited, skipped, False),
+            written=self.tokens[start : start + len(before)].copy(),
         )
 
     @property

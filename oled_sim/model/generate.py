@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from oled_sim.model.attention import (
     Segment,
     segment_positions,
 )
-from oled_sim.model.block_decoder import BlockDecoder, Outcome, canvas_length
+from oled_sim.model.block_decoder import BlockDecoder, Choice, Outcome, canvas_length
 from oled_sim.model.config import LLaDA2Config
 from oled_sim.model.decoding import DecodeSettings, Prediction
 from oled_sim.model.layers import AttentionBackend
@@ -52,6 +53,7 @@ class PassRecord:
         confidence: float32 [T] after the pass: probability of the argmax at masked positions,
             of the token held at the start at others, NaN before the block.
         accepted, edited: bool [T].
+        written: int64 [T], token ids after the pass.
         first, last: the T tokens are rows ``first`` to ``last`` (exclusive) of the flattened
             pass, which is what a hook on a router sees.
         time_us: wall time of the forward pass, up to its acceptances, in microseconds; shared
@@ -69,9 +71,22 @@ class PassRecord:
     confidence: NDArray[np.float32]
     accepted: NDArray[np.bool_]
     edited: NDArray[np.bool_]
+    written: NDArray[np.int64]
     first: int
     last: int
     time_us: float
+
+
+class Conductor(Protocol):
+    """Follows a generation from inside, and may decide in place of the rule."""
+
+    def before_pass(self, row: int, request: BlockDecoder) -> None:
+        """Called before each forward pass, once per request in it."""
+        ...
+
+    def choose(self, row: int, prediction: Prediction) -> Choice | None:
+        """Return the positions of the block to accept and edit, or None to leave it to the rule."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +112,7 @@ def generate(
     on_pass: Callable[[PassRecord], None] | None = None,
     *,
     streams: Sequence[int] | None = None,
+    conductor: Conductor | None = None,
 ) -> list[Generation]:
     """Generate for all ``prompts`` (token ids) as one batch.
 
@@ -107,6 +123,7 @@ def generate(
         on_pass: called after every forward pass, once per request in it.
         streams: number of each request's random stream (temperature > 0), so that what it
             draws does not depend on the batch it is in; by default its index in ``prompts``.
+        conductor: follows every pass from inside.
 
     Returns:
         One result per prompt, in order.
@@ -115,7 +132,9 @@ def generate(
         UsageError: a prompt does not fit the context or holds an impossible token.
     """
     check_prompts(prompts, settings, model.config)
-    batch = _Batch(model, prompts, settings, range(len(prompts)) if streams is None else streams)
+    if streams is None:
+        streams = range(len(prompts))
+    batch = _Batch(model, prompts, settings, streams, conductor)
     while active := batch.active():
         for record in batch.step(active):
             if on_pass is not None:
@@ -156,8 +175,10 @@ class _Batch:
         prompts: Sequence[Sequence[int]],
         settings: DecodeSettings,
         streams: Sequence[int],
+        conductor: Conductor | None = None,
     ) -> None:
         config = model.config
+        self.conductor = conductor
         self.model = model
         self.settings = settings
         ids = (config.mask_token_id, config.eos_token_id)
@@ -178,6 +199,9 @@ class _Batch:
 
     def step(self, rows: list[int]) -> list[PassRecord]:
         """Run one forward pass over ``rows`` and advance each."""
+        if self.conductor is not None:
+            for row in rows:
+                self.conductor.before_pass(row, self.requests[row])
         began = time.perf_counter()
         segments = [self._segment(row) for row in rows]
         predictions = self._predict(segments)
@@ -228,7 +252,8 @@ class _Batch:
         return [config.mask_token_id, *[config.eos_token_id] * self.settings.ignore_eos]
 
     def _advance(self, row: int, prediction: Prediction, end: int, took_us: float) -> PassRecord:
-        outcome = self.requests[row].advance(prediction)
+        choice = None if self.conductor is None else self.conductor.choose(row, prediction)
+        outcome = self.requests[row].advance(prediction, choice)
         self.passes[row] += 1
         return _record(row, self.forwards, outcome, end, took_us)
 
@@ -288,6 +313,7 @@ def _record(row: int, forward: int, outcome: Outcome, end: int, took_us: float) 
         confidence=outcome.confidence,
         accepted=outcome.accepted,
         edited=outcome.edited,
+        written=outcome.written,
         first=end - length,
         last=end,
         time_us=took_us,

@@ -51,7 +51,9 @@ class LLaDA2MoeModel(nn.Module):
     def __init__(self, config: LLaDA2Config) -> None:
         super().__init__()
         self.config = config
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Left to itself it would draw weights, which on the meta device imports all of dynamo.
+        weight = torch.empty(config.vocab_size, config.hidden_size)
+        self.word_embeddings = nn.Embedding.from_pretrained(weight, freeze=False)
         self.layers = nn.ModuleList(
             LLaDA2MoeDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
         )

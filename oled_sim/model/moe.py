@@ -58,18 +58,54 @@ class LLaDA2MoeGate(nn.Module):
         scores = logits.sigmoid()
         biased = self._limit_groups(scores.detach() + self.expert_bias)
         topk_idx = biased.topk(self.top_k, dim=-1).indices
+        return topk_idx, self._weights(topk_idx, scores), logits
+
+    def weights_of(self, topk_idx: Tensor, logits: Tensor) -> Tensor:
+        """Return the weights fp32 [N, k] of experts chosen by someone else, by these logits."""
+        return self._weights(topk_idx, logits.sigmoid())
+
+    def _weights(self, topk_idx: Tensor, scores: Tensor) -> Tensor:
         topk_weight = scores.gather(1, topk_idx)
         if self.top_k > 1:
             topk_weight = topk_weight / (topk_weight.sum(-1, keepdim=True) + 1e-20)
-        return topk_idx, topk_weight * self.scaling, logits
+        return topk_weight * self.scaling
+
+    def margins(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return by how much each token's choice was decided.
+
+        Args:
+            logits: fp32 [N, E].
+
+        Returns:
+            fp32 [N], k-th less (k + 1)-th biased score among the experts of the kept groups; fp32
+            [N], strength of the last group kept less that of the first one dropped; bool [N, G],
+            groups kept. Infinite where nothing is left to lose against.
+        """
+        biased = logits.sigmoid() + self.expert_bias
+        strength = self._strength(biased)
+        limited = self._limit_groups(biased)
+        kept = limited.view(len(biased), self.groups, -1).isfinite().any(-1)
+        return _gap(limited, self.top_k), _gap(strength, self.kept_groups), kept
+
+    def _strength(self, biased: Tensor) -> Tensor:
+        """Return the sum of each group's two best scores, [N, G]."""
+        return biased.view(len(biased), self.groups, -1).topk(2, dim=-1).values.sum(-1)
 
     def _limit_groups(self, biased: Tensor) -> Tensor:
         """Set to -inf every expert outside the best groups (by the sum of a group's two best)."""
         grouped = biased.view(len(biased), self.groups, -1)
-        strength = grouped.topk(2, dim=-1).values.sum(-1)
+        strength = self._strength(biased)
         kept = strength.topk(self.kept_groups, dim=-1).indices
         dropped = torch.ones_like(strength, dtype=torch.bool).scatter(1, kept, False)
         return grouped.masked_fill(dropped.unsqueeze(-1), -torch.inf).view_as(biased)
+
+
+def _gap(values: Tensor, kept: int) -> Tensor:
+    """Return the ``kept``-th largest less the next one of each row, infinite if there is none."""
+    if values.shape[1] == kept:
+        return values.new_full((len(values),), torch.inf)
+    best = values.topk(kept + 1, dim=-1).values
+    return best[:, -2] - best[:, -1]
 
 
 class LLaDA2MoeExperts(nn.Module):
@@ -109,8 +145,10 @@ class LLaDA2MoeSparseMoeBlock(nn.Module):
         """Map ``hidden`` [..., H] to the same shape; leading dimensions flatten to N rows."""
         x = hidden.reshape(-1, hidden.shape[-1])
         topk_idx, topk_weight, _ = self.gate(x)
+        # Launched first: an executor may have to wait on the host.
+        shared = self.shared_experts(x)
         routed = self.executor(x, topk_idx, topk_weight, self.experts)
-        return (routed + self.shared_experts(x)).view_as(hidden)
+        return (routed + shared).view_as(hidden)
 
 
 def set_executor(model: nn.Module, executor: Any) -> None:

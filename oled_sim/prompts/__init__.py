@@ -18,7 +18,14 @@ import msgspec
 
 from oled_sim.errors import UsageError
 
-__all__ = ["DEFAULT_TEMPLATES", "Prompt", "bundled_prompts", "read_prompts", "read_templates"]
+__all__ = [
+    "DEFAULT_TEMPLATES",
+    "Prompt",
+    "bundled_prompts",
+    "make_prompt",
+    "read_prompts",
+    "read_templates",
+]
 
 TEMPLATES_FILE = "prompt.json"
 """In a checkpoint folder: field name to template, for prompts as the model was trained on."""
@@ -65,6 +72,22 @@ def read_templates(checkpoint: Path) -> Mapping[str, str]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path} is not a JSON object of templates: {error}") from None
+
+
+def make_prompt(text: str, number: int, templates: Mapping[str, str]) -> Prompt:
+    """Return a prompt typed by a user.
+
+    Args:
+        text: what was typed. number: which of them, from 0.
+        templates: as for :func:`read_prompts`; that of the field ``prompt`` counts, or of the
+            empty name, which may name the text ``prompt``, ``question`` or ``text``.
+
+    Raises:
+        UsageError: the template asks for another field.
+    """
+    template = templates.get("", templates.get("prompt", "{prompt}"))
+    fields = dict.fromkeys(("prompt", "question", "text"), text)
+    return Prompt(number, _fill(template, fields, Path("--prompt"), number))
 
 
 def read_prompts(
