@@ -1,0 +1,70 @@
+"""Hold the simulator against this machine: measure a profile, replay a grid, compare.
+
+On a machine with a GPU, where oled-sim is installed:
+
+    python benchmarks/validation.py --out validation --passes 96
+
+What is there already is not run again, so a run that was stopped goes on. Points must come from
+the machine of the profile beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+POLICIES = ("lru", "lfu", "oled", "oled:priority", "fiddler", "hybrimoe")
+PREFETCHING = ("moe-infinity",)
+CACHES = "20,40,60,100,160"
+PREFETCHING_CACHES = "40,100"
+TRACES = ("mini-gsm8k", "mini-humaneval", "mini-science")
+
+
+def main() -> None:
+    """Run all steps."""
+    args = _arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    profile = args.out / f"{args.name}.toml"
+    if not profile.exists():
+        _run("profile", "--geometry", args.geometry, "--name", args.name, "--out", profile)
+    common = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / "points"]
+    common += ["--passes", args.passes, "--repetitions", args.repetitions]
+    common += ["--requests", args.requests]
+    for trace in TRACES:
+        common += ["--trace", trace]
+    if not args.only_prefetching:
+        _run("replay", *common, *_policies(POLICIES), "--cache", args.caches)
+    if not args.no_prefetching:
+        _run("replay", *common, *_policies(PREFETCHING), "--cache", PREFETCHING_CACHES)
+    report = ["--profile", profile, "--out", args.out / "report", "--force"]
+    _run("validate", args.out / "points", *report)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of profile and points")
+    parser.add_argument("--geometry", default="llada2.0-mini")
+    parser.add_argument("--name", default="this-machine", help="of the profile")
+    parser.add_argument("--caches", default=CACHES, help="slots per layer")
+    parser.add_argument("--passes", type=int, default=96, help="decode passes of a request")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=1, help="requests of every trace")
+    parser.add_argument("--no-prefetching", action="store_true")
+    parser.add_argument("--only-prefetching", action="store_true")
+    return parser.parse_args()
+
+
+def _policies(specs: tuple[str, ...]) -> list[str]:
+    return [part for spec in specs for part in ("--policy", spec)]
+
+
+def _run(*arguments: object) -> None:
+    command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
+    print("+", *command[1:], flush=True)
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
