@@ -16,10 +16,10 @@ from oled_sim.validation.measured import Point
 
 LEGEND = (
     "pass: ms per decode pass, mean over repetitions, without decisions; spread: largest less"
-    " smallest mean of a repetition, % of the mean. decide: µs per pass that the policy's decisions"
-    " take. hit: |R ∩ A| / |A|. H2D, CPU: experts copied (ahead of need included) and computed"
-    " there, per decode pass. busy: ms per decode pass that the lane works. lossless: worst error of"
-    " the checked events relative to full residency."
+    " smallest mean of a repetition, % of the mean. decide: µs per pass that decisions take. hit:"
+    " |R ∩ A| / |A|. H2D, CPU: experts copied (ahead of need included) and computed there, per"
+    " decode pass. busy: ms per decode pass that the lane works. lossless: worst error of checked"
+    " events relative to full residency."
 )
 
 

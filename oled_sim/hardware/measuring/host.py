@@ -30,7 +30,7 @@ from oled_sim.hardware.live import LivePace
 from oled_sim.hardware.machine import Machine
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.timing import spread
-from oled_sim.hardware.replay import load_residents
+from oled_sim.hardware.replay import load_residents, no_garbage_collection
 from oled_sim.hardware.slot_map import SlotMap
 from oled_sim.policy import Event, Lane, Policy
 from oled_sim.trace.builder import RequestBuilder
@@ -140,7 +140,8 @@ def _run(
         slots = SlotMap(LAYERS, geometry.experts, LAYERS * cache + STAGING)
         load_residents(machine, slots, simulation.state.pools.resident)
         simulation.pace = LivePace(machine, slots)
-    return simulation.run_group(Group("counted", (0,)), make_batch([trace], geometry, costs))
+    with no_garbage_collection():
+        return simulation.run_group(Group("counted", (0,)), make_batch([trace], geometry, costs))
 
 
 def _machine(rig: Rig) -> Machine:

@@ -1,0 +1,158 @@
+"""``oled-sim replay``, end to end on the CPU, and what it writes held against the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from oled_sim.cli.main import main
+from oled_sim.costs.store import save_profile
+from oled_sim.costs.synthetic import Affine, affine_profile
+from oled_sim.geometry import CostGeometry, RoutingGeometry
+from oled_sim.testing.traces import random_request, write_trace
+
+pytest.importorskip("torch", reason="replaying runs real kernels, which need torch")
+
+COST = CostGeometry("small", 64, 96, 32, 3, 1, 16, 4, 1, 4, 2, 16, 128, 4)
+ROUTING = RoutingGeometry((1, 2), 16, 4)
+
+
+def run(*arguments):
+    """Run in a process of its own: the number of threads of torch's pool is set once."""
+    code = "import sys; from oled_sim.cli.main import main; main(sys.argv[1:])"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, env=env
+    )
+
+
+def refused(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return stop.value.code, error
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a trace, a geometry and a profile for it."""
+    folder = tmp_path_factory.mktemp("replay")
+    rng = np.random.default_rng(1)
+    requests = [
+        random_request(rng, ROUTING, request=n, passes=9, tokens=4, prompt=6) for n in range(3)
+    ]
+    write_trace(folder / "trace", requests, ROUTING)
+    sizes = {f: getattr(COST, f) for f in COST.__dataclass_fields__ if f != "name"}
+    (folder / "small.toml").write_text("".join(f"{k} = {v}\n" for k, v in sizes.items()))
+    save_profile(affine_profile(COST, Affine(workers=1)), folder / "profile.toml")
+    return folder
+
+
+def asked(home, *more):
+    return [
+        "replay", "--trace", home / "trace", "--geometry", home / "small.toml", "--profile",
+        home / "profile.toml", "--device", "cpu", "--allow-other-hardware", "--extrapolate",
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def replayed(home):
+    return run(
+        *asked(
+            home, "--policy", "lru", "--policy", "oled", "--cache", "5", "--passes", "4",
+            "--repetitions", "2", "--staging", "2", "--verify", "--json", "--out", home / "points",
+        )
+    )  # fmt: skip
+
+
+def test_points_are_measured_and_lossless(replayed):
+    assert replayed.returncode == 0, replayed.stderr
+    points = json.loads(replayed.stdout)["points"]
+    assert [p["policy"] for p in points] == ["lru", "oled"]
+    for point in points:
+        assert point["repetitions"] == 2 and point["decode_passes"] == 4
+        assert point["pass_us"] > 0 and point["decide_us"] > 0
+        assert 0 < point["hit_rate"] < 1
+        assert point["lossless"]["events_checked"] == 2 * 2 * 5  # layers, repetitions, passes
+        assert point["lossless"]["worst_relative_error"] <= 1e-5
+
+
+def test_the_simulator_decides_alike(replayed, home):
+    assert replayed.returncode == 0, replayed.stderr
+    found = run(
+        "validate", home / "points", "--profile", home / "profile.toml",
+        "--allow-other-hardware", "--json",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    target = next(t for t in report["targets"] if t["name"].startswith("decisions, demand-only"))
+    assert target["met"] is True
+
+
+def test_what_is_there_is_not_run_again(replayed, home):
+    assert replayed.returncode == 0, replayed.stderr
+    before = {p: p.stat().st_mtime_ns for p in (home / "points").rglob("*") if p.is_file()}
+    again = run(
+        *asked(
+            home, "--policy", "lru", "--policy", "oled", "--cache", "5", "--passes", "4",
+            "--repetitions", "2", "--staging", "2", "--out", home / "points",
+        )
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "2 of 2 points are in" in again.stderr
+    assert "lossless" in again.stdout
+    after = {p: p.stat().st_mtime_ns for p in (home / "points").rglob("*") if p.is_file()}
+    assert after == before
+
+
+def test_a_clairvoyant_policy_is_refused(capsys, home, tmp_path):
+    code, error = refused(
+        capsys, *asked(home, "--policy", "belady", "--cache", "5", "--out", tmp_path / "x")
+    )
+    assert code == 2 and "looks into the future" in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_geometry_that_does_not_fit_is_refused(capsys, home, tmp_path):
+    code, error = refused(
+        capsys, "replay", "--trace", home / "trace", "--policy", "lru", "--cache", "5",
+        "--geometry", "llada2.0-mini", "--device", "cpu", "--allow-other-hardware", "--out",
+        tmp_path / "x",
+    )  # fmt: skip
+    assert code == 2 and "give a --geometry that fits" in error
+
+
+def test_another_machines_profile_is_refused(capsys, home, tmp_path):
+    arguments = [a for a in asked(home) if a != "--allow-other-hardware"]
+    code, error = refused(
+        capsys, *arguments, "--policy", "lru", "--cache", "5", "--out", tmp_path / "x"
+    )
+    assert code == 1 and "measured on other hardware" in error
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--requests", "9"], "lower --requests"),
+        (["--cache", "5", "--policy", "nobody"], "nobody"),
+    ],
+)
+def test_mistakes_get_a_sentence(capsys, home, tmp_path, more, says):
+    code, error = refused(
+        capsys, *asked(home, "--policy", "lru", "--cache", "5", *more, "--out", tmp_path / "x")
+    )
+    assert code == 2 and says in error
+
+
+def test_a_folder_that_cannot_be_made_is_refused(capsys, home, tmp_path):
+    code, error = refused(
+        capsys, *asked(home, "--policy", "lru", "--cache", "5", "--out", tmp_path / "no" / "x")
+    )
+    assert code == 2 and "create it first" in error
