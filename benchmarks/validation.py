@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Hold the simulator against this machine.")
     parser.add_argument("--out", type=Path, required=True, help="folder of profile and points")
     parser.add_argument("--geometry", default="llada2.0-mini")
     parser.add_argument("--name", default="this-machine", help="of the profile")

@@ -86,7 +86,7 @@ def make_prompt(text: str, number: int, templates: Mapping[str, str]) -> Prompt:
         UsageError: the template asks for another field.
     """
     template = templates.get("", templates.get("prompt", "{prompt}"))
-    fields = dict.fromkeys(("prompt", "question", "text"), text)
+    fields: dict[str, Any] = dict.fromkeys(("prompt", "question", "text"), text)
     return Prompt(number, _fill(template, fields, Path("--prompt"), number))
 
 
