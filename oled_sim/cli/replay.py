@@ -98,7 +98,11 @@ class Asked(NamedTuple):
     metavar="N",
     help="Runs of each point, from the same state.",
 )
-@click.option("--verify", is_flag=True, help="Compare every event with full residency.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare every event with full residency. Default: about one in a hundred.",
+)
 @click.option(
     "--scope",
     type=click.Choice(["layer", "global"]),
@@ -156,6 +160,7 @@ def _job(
     from oled_sim.cli.simulating import asked_for, costs_for
     from oled_sim.contenders import contenders
     from oled_sim.engine.rules import Rules
+    from oled_sim.errors import UsageError
     from oled_sim.hardware.identity import default_workers, hardware, share_cores
     from oled_sim.hardware.place import find_place
     from oled_sim.hardware.replay_job import Job
@@ -168,6 +173,9 @@ def _job(
     costs = costs_for(first, geometry, profile, extrapolate)
     place = find_place(rest["device"], {2: "bf16", 4: "fp32"}[costs.geometry.weight_bytes])
     workers = rest["workers"] or _workers(costs.workers, default_workers(place.device))
+    cores = len(os.sched_getaffinity(0))
+    if workers > cores:
+        raise UsageError(f"--workers {workers} exceeds this machine's {cores} cores: give fewer")
     if not rest["allow_other_hardware"]:
         costs.profile.require_hardware(hardware(place.device, workers))
     share_cores(place.device, workers)
@@ -198,7 +206,6 @@ def _left_to_do(job: Job, asked: Asked) -> list[Task]:
     from oled_sim.engine.output import NewFile
     from oled_sim.errors import UsageError
     from oled_sim.hardware.replay_job import require_fit, tasks_of
-    from oled_sim.validation.measured import ABOUT, point_name
 
     tasks = tasks_of(job)
     require_fit(job, tasks)
@@ -208,14 +215,36 @@ def _left_to_do(job: Job, asked: Asked) -> list[Task]:
         raise UsageError(f"{asked.out.parent} is no folder: create it first") from None
     except OSError as error:
         raise NewFile(asked.out).refused(error) from error
-    left = [
-        task for task in tasks
-        if asked.force or not (asked.out / point_name(task.about) / ABOUT).exists()
-    ]  # fmt: skip
+    left = [task for task in tasks if asked.force or not _is_there(task, asked.out)]
     if len(left) < len(tasks):
         done = len(tasks) - len(left)
         click.echo(f"Note: {done} of {len(tasks)} points are in {asked.out} already", err=True)
     return left
+
+
+SETTINGS = (
+    "policy", "cache", "rules", "geometry", "trace", "history", "warmup", "measured",
+    "repetitions", "profile",
+)  # fmt: skip
+"""What a point that is there must have in common with what was asked for."""
+
+
+def _is_there(task: Task, out: Path) -> bool:
+    """Return whether a point has been measured; refuse one that was measured otherwise."""
+    from oled_sim.errors import UsageError
+    from oled_sim.validation.measured import ABOUT, as_written, point_name, read_about
+
+    folder = out / point_name(task.about)
+    if not (folder / ABOUT).exists():
+        return False
+    found, asked = read_about(folder), as_written(task.about)
+    for name in SETTINGS:
+        if getattr(found, name) != getattr(asked, name):
+            raise UsageError(
+                f"{folder} was measured with another {name}: give another --out, or --force to"
+                " measure it again"
+            )
+    return True
 
 
 def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:

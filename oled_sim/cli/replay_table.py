@@ -87,7 +87,9 @@ def print_points(points: Sequence[Point], out: Path) -> None:
 def _row(f: dict[str, Any]) -> list[str]:
     busy = "/".join(f"{f[f'{lane}_busy_us'] / 1e3:.2f}" for lane in LANES)
     found = f["lossless"]
-    lossless = "-" if found is None else f"{found['worst_relative_error']:.1e}"
+    lossless = "-"
+    if found is not None and found["events_checked"] > 0:
+        lossless = f"{found['worst_relative_error']:.1e}"
     return [
         f["trace"], f["policy"], str(f["cache"]), f"{f['pass_us'] / 1e3:.2f}",
         f"{100 * f['spread']:.1f}", f"{f['decide_us']:.0f}",

@@ -97,6 +97,8 @@ def synth(
     if out is None or report:
         _report(recipes, requests, as_json)
         return
+    if coupling == "all" and (out / "manifest.json").exists():
+        raise UsageError(f"{out} is a trace, and three are written below it: give another folder")
     folders = {name: out / name if coupling == "all" else out for name in recipes}
     _write(recipes, folders, requests or 10, jobs or _cores(), overwrite, as_json)
 

@@ -84,18 +84,18 @@ def _critical(
 ) -> tuple[float, float, float]:  # fmt: skip
     """Return how much of the event's length each lane decided: GPU, H2D, CPU, µs.
 
-    The CPU from the gate to its sums, if they came last; else the copies from the gate to the
-    last arrival, if a kernel had to wait for it; everything else is the GPU's.
+    The CPU's work, if its sums came last; else the copies', if a kernel had to wait for the last
+    arrival; everything else, waiting for the host included, is the GPU's.
     """
     waited = 0.0
     last_cpu = max((e for _, e in cpu), default=-np.inf)
     last_kernel = max((e for _, e in kernels), default=-np.inf)
     last_copy = max((e for _, e in copies), default=-np.inf)
     if cpu and last_cpu >= last_kernel:
-        waited = min(lanes, last_cpu) - gate
+        waited = min(_total(cpu), lanes - gate)
         return end - start - waited, 0.0, waited
     if copies and kernels and max(b for b, _ in kernels) >= last_copy:
-        waited = max(0.0, last_copy - gate)
+        waited = min(_total(copies), max(0.0, last_copy - gate))
     return end - start - waited, waited, 0.0
 
 

@@ -223,7 +223,11 @@ def load_data_set(name: str) -> DataSet:
         OledSimError: the file is missing or breaks the format.
     """
     if name.endswith(".toml"):
-        return _read(Path(name))
+        from oled_sim.synthesis.checking import check_values
+
+        data = _read(Path(name))
+        check_values(data, name)
+        return data
     if name in (known := data_sets()):
         return _read(_FOLDER / f"{name}.toml")
     near = difflib.get_close_matches(name, known, n=1)
@@ -236,6 +240,8 @@ def _read(path: Any) -> DataSet:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), DataSet)
     except OSError as error:
         raise OledSimError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OledSimError(f"{path} is not a text file in UTF-8") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise OledSimError(f"{path} holds no synthesis parameters: {error}") from None
 

@@ -280,6 +280,20 @@ def read_point(folder: Path) -> Point:
     return Point(about, passes, events, folder)
 
 
+def as_written(about: About) -> About:
+    """Return what reading a point would give, in which lists are lists."""
+    return msgspec.json.decode(msgspec.json.encode(about), type=About)
+
+
+def read_about(folder: Path) -> About:
+    """Return what a point says of itself, its tables unread.
+
+    Raises:
+        MeasurementError: it cannot be read, or is of another format.
+    """
+    return _about(folder / ABOUT)
+
+
 class _Version(msgspec.Struct):
     format: int
 

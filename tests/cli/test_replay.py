@@ -156,3 +156,30 @@ def test_a_folder_that_cannot_be_made_is_refused(capsys, home, tmp_path):
         capsys, *asked(home, "--policy", "lru", "--cache", "5", "--out", tmp_path / "no" / "x")
     )
     assert code == 2 and "create it first" in error
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--passes", "3"], "another measured"),
+        (["--repetitions", "1"], "another repetitions"),
+        (["--scope", "global"], "another rules"),
+    ],
+)
+def test_a_point_of_other_settings_is_no_answer(capsys, replayed, home, more, says):
+    assert replayed.returncode == 0, replayed.stderr
+    base = ["--passes", "4", "--repetitions", "2", "--staging", "2"]
+    code, error = refused(
+        capsys,
+        *asked(home, "--policy", "lru", "--cache", "5", *base, *more, "--out", home / "points"),
+    )
+    assert code == 2 and says in error
+
+
+def test_more_workers_than_cores_are_refused(capsys, home, tmp_path):
+    code, error = refused(
+        capsys,
+        *asked(home, "--policy", "lru", "--cache", "5", "--workers", "9999", "--out",
+               tmp_path / "x"),
+    )  # fmt: skip
+    assert code == 2 and "exceeds this machine's" in error

@@ -1,6 +1,8 @@
 """Parameter files, and how well the ones that ship fit."""
 
+import re
 import tomllib
+from importlib.resources import files
 
 import msgspec
 import pytest
@@ -48,3 +50,29 @@ def test_mini_fits_what_the_paper_prints(name):
         line = lines[statistic]
         assert line.source == "paper"
         assert abs(line.achieved - line.target) <= 1.5 * line.tolerance
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("popularity = ", "popularity = nan # ", "routing.popularity"),
+        ("popularity = ", "popularity = -1 # ", "between 0 and 20"),
+        ("carry = ", "carry = 1.5 # ", "routing.carry"),
+        ("masked_mean = ", "masked_mean = inf # ", "confidence.masked_mean"),
+        ("threshold = ", "threshold = 2.0 # ", "between 0 and 1"),
+        ("block_length = ", "block_length = 0 # ", "block_length = 0"),
+        ("slope = ", "slope = nan # ", "gates.slope"),
+        ("[couplings.positive]", "[couplings.negative]", "couplings.negative is no relation"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(tmp_path, old, new, says):
+    text = (files("oled_sim.synthesis") / "parameters" / "gsm8k.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace(f"\n{old}", f"\n{new}", 1))
+    with pytest.raises(OledSimError, match=re.escape(says)):
+        load_data_set(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize("name", data_sets())
+def test_what_ships_can_be_meant(name, tmp_path):
+    (tmp_path / "same.toml").write_text(to_toml(load_data_set(name)))
+    load_data_set(str(tmp_path / "same.toml"))
