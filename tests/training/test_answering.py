@@ -22,6 +22,7 @@ def record(row, kind, start, accepted):
         confidence=np.zeros(count, np.float32),
         accepted=flags,
         edited=np.zeros(count, np.bool_),
+        written=np.zeros(count, np.int64),
         first=0,
         last=count,
         time_us=0.0,

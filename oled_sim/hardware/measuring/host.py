@@ -26,11 +26,13 @@ from oled_sim.geometry import RoutingGeometry
 from oled_sim.hardware.backbone import Backbone
 from oled_sim.hardware.clock import Clock
 from oled_sim.hardware.copy_lane import CopyLane
+from oled_sim.hardware.grouped import GroupedExperts
 from oled_sim.hardware.live import LivePace
 from oled_sim.hardware.machine import Machine
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.timing import spread
 from oled_sim.hardware.replay import load_residents, no_garbage_collection
+from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
 from oled_sim.policy import Event, Lane, Policy
 from oled_sim.trace.builder import RequestBuilder
@@ -119,7 +121,7 @@ def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     cost = rig.cost
     geometry = RoutingGeometry(tuple(range(1, LAYERS + 1)), cost.experts, cost.top_k)
     trace = _request(geometry, trial)
-    cache = min(cost.experts, 5 * _active(cost.experts) // 4)
+    cache = _cache(cost.experts)
     predicted, measured = (
         _run(machine, costs, geometry, trace, trial.lane, cache, live=live)
         for live in (False, True)
@@ -149,14 +151,15 @@ def _machine(rig: Rig) -> Machine:
     place, clock = rig.place, Clock(rig.place.device)
     backbone = Backbone(place, rig.cost, LAYERS, TOKENS, CONTEXT + 2 * TOKENS, SEED)
     experts: Any = Repeated(rig)
+    slab = Slab(place, rig.cost, LAYERS * _cache(rig.cost.experts) + STAGING)
     machine = Machine(
         place=place,
         clock=clock,
         backbone=backbone,
         experts=experts,
-        slab=rig.slab,
-        grouped=rig.grouped,
-        copies=CopyLane(place, clock, experts, rig.slab),
+        slab=slab,
+        grouped=GroupedExperts(place, rig.cost, slab, TOKENS),
+        copies=CopyLane(place, clock, experts, slab),
         cpu=Folded(rig.lane, len(rig.experts.packed)),  # type: ignore[arg-type]
         scale=backbone.config.routed_scaling_factor,
     )
@@ -167,6 +170,11 @@ def _machine(rig: Rig) -> Machine:
 def _active(experts: int) -> int:
     """Return how many experts of a layer the passes activate: as many as decode passes do."""
     return max(8, experts * 7 // 32)
+
+
+def _cache(experts: int) -> int:
+    """Return slots per layer that hold what a pass activates and a little more."""
+    return min(experts, 5 * _active(experts) // 4)
 
 
 def _request(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
