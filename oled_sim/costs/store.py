@@ -28,15 +28,18 @@ def bundled_profiles() -> list[str]:
 
 
 def bundled_profile_for(cost: CostGeometry) -> str:
-    """Return the name of the bundled profile for a cost geometry.
+    """Return the name of the bundled measured profile for a cost geometry.
+
+    An estimate is used only by name.
 
     Raises:
         UsageError: none ships for it, so that one has to be given.
     """
-    names = [name for name in bundled_profiles() if name.endswith(f"-{cost.name}")]
+    found = _bundled()
+    names = [n for n in sorted(found) if n.endswith(f"-{cost.name}") and _is_measured(found[n])]
     if not names:
         raise UsageError(
-            f"no bundled profile is made for geometry {cost.name!r}: give one with --profile "
+            f"no bundled profile is measured for geometry {cost.name!r}: give one with --profile "
             f"(bundled are {', '.join(bundled_profiles())})"
         )
     return names[0]
@@ -98,6 +101,10 @@ def _bundled() -> dict[str, Traversable]:
         for entry in folder.iterdir()
         if entry.name.endswith(".toml")
     }
+
+
+def _is_measured(source: Traversable) -> bool:
+    return _read(source).status == "measured"
 
 
 def _read(source: Traversable) -> Profile:

@@ -286,5 +286,5 @@ def test_bundled_profiles_cover_what_a_pass_may_ask(name):
 def test_each_geometry_has_its_bundled_profile_or_a_sentence(mini):
     assert bundled_profile_for(mini) == "h200-llada2.0-mini"
     other = msgspec.structs.replace(affine_profile(mini).geometry, name="none-such")
-    with pytest.raises(UsageError, match="no bundled profile"):
+    with pytest.raises(UsageError, match="no bundled profile is measured"):
         bundled_profile_for(with_tables(affine_profile(mini), geometry=other).cost_geometry)
