@@ -21,6 +21,7 @@ from oled_sim.errors import UsageError, one_line
 POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
 IMPORTERS = "oled_sim.importers"
+EXPERIMENTS = "oled_sim.experiments"
 
 
 def names(group: str) -> list[str]:
@@ -60,7 +61,12 @@ def load(group: str, name: str) -> Any:
 
 
 def _noun(group: str) -> str:
-    return {POLICIES: "policy", COLLECTORS: "collector", IMPORTERS: "importer"}.get(group, group)
+    return {
+        POLICIES: "policy",
+        COLLECTORS: "collector",
+        IMPORTERS: "importer",
+        EXPERIMENTS: "experiment",
+    }.get(group, group)
 
 
 def _load_entry(entry: EntryPoint) -> Any:

@@ -101,14 +101,14 @@ def run_grids(
                 costs,
                 rules,
                 expert_bytes=expert_bytes_of(trace, costs),
-                jobs=jobs or _cores(),
+                jobs=jobs or cores(),
                 progress=lambda done, total, i=i: report(i * total + done, every * total),
             )
             runs.append(GridRun(name, header, results))
     return runs
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -21,6 +21,7 @@ COMMANDS = {
     "collect": ("oled_sim.cli.collect", "Record a trace from a running model."),
     "compare": ("oled_sim.cli.compare", "Policies relative to a bound, with intervals."),
     "curve": ("oled_sim.cli.curve", "Hit rates with every cache size, in one pass."),
+    "experiment": ("oled_sim.cli.experiment", "Reproduce figures of the paper."),
     "generate": ("oled_sim.cli.generate", "Generate with offloaded experts, under a policy."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),

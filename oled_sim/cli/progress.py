@@ -24,19 +24,22 @@ STEP_PERCENT = 10
 
 
 @contextmanager
-def progress(kernels: Iterable[Any]) -> Iterator[Callable[[int, int], None]]:
+def progress(
+    kernels: Iterable[Any], doing: str = "Simulating"
+) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback that takes (parts done, all parts); say first if kernels are compiled.
 
     Args:
         kernels: the large ones that will be called, see :func:`kernels_of`.
+        doing: what takes so long, as the beginning of a line.
     """
     say_if_compiling(kernels)
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines().update
+        yield Lines(doing).update
         return
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("Simulating", total=None)
+        task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -58,10 +61,14 @@ class Lines:
     """Progress in plain lines: one per tenth of the work, and none in quick succession.
 
     Args:
+        doing: how a line begins.
         clock: seconds of a monotone clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, doing: str = "Simulating", *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._doing = doing
         self._clock = clock
         self._said_at = clock()
         self._said = 0
@@ -72,4 +79,4 @@ class Lines:
         due = self._clock() - self._said_at >= QUIET_S
         if due and self._said + STEP_PERCENT <= percent < 100:
             self._said, self._said_at = percent, self._clock()
-            click.echo(f"Simulating: {percent} %", err=True)
+            click.echo(f"{self._doing}: {percent} %", err=True)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from oled_sim import __version__
-from oled_sim.costs.lanes import LaneCosts, load_costs
+from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.budget import Budget, parse_bytes, parse_capacities
 from oled_sim.engine.rules import Rules, split_requests
 from oled_sim.engine.runner import Result
-from oled_sim.engine.source import TraceSource
 from oled_sim.errors import UsageError
-from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
 from oled_sim.policy import Policy
 from oled_sim.policy_spec import parse_policies
+from oled_sim.run_inputs import ALWAYS_READ, costs_for, expert_bytes_of, source_for
 from oled_sim.trace import Trace
 
-ALWAYS_READ = frozenset({"ids", "gates", "confidence", "token_state"})
-"""Small signals, decoded whether a policy declares them or not."""
+__all__ = [
+    "ALWAYS_READ",
+    "asked_for",
+    "budgets_for",
+    "costs_for",
+    "describe",
+    "expert_bytes_of",
+    "note_few",
+    "note_moot",
+    "source_for",
+    "to_json",
+]
 
 
 def asked_for(
@@ -69,26 +76,6 @@ def note_few(traces: Mapping[str, Trace], requests: int | None) -> None:
 
 def _note(text: str) -> None:
     click.echo(f"Note: {text}", err=True)
-
-
-def costs_for(
-    trace: Trace, geometry: str | None, profile: str | None, extrapolate: bool
-) -> LaneCosts:
-    """Return the lane costs of the geometry asked for, of what the trace stands for, or mini's."""
-    name = geometry or trace.manifest.stands_for or DEFAULT_GEOMETRY
-    return load_costs(find_geometry(name), profile, extrapolate=extrapolate)
-
-
-def source_for(trace: Trace, policies: Iterable[Policy]) -> TraceSource:
-    """Return a trace as a source of the signals that some policies use."""
-    needed = frozenset().union(*(policy.needs | policy.wants for policy in policies))
-    return TraceSource(trace, needed | ALWAYS_READ)
-
-
-def expert_bytes_of(trace: Trace, costs: LaneCosts) -> NDArray[np.int64]:
-    """Return the bytes of an expert per layer, int64 [L]: the trace's own, else the geometry's."""
-    own = trace.manifest.expert_bytes
-    return np.array(own or [costs.geometry.expert_bytes] * len(trace.geometry.layers), np.int64)
 
 
 def describe(trace: Trace, costs: LaneCosts, rules: Rules) -> dict[str, Any]:

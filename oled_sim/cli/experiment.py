@@ -1,0 +1,119 @@
+"""``oled-sim experiment``: figures of the paper, measured once, resumed and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oled_sim.experiment import Experiment, Finished
+
+# Heavy modules are imported by the functions that need them: `--help` must stay fast.
+
+ALL = "all"
+
+EPILOG = """\b
+Examples:
+  oled-sim experiment fig12 --quick
+  oled-sim experiment all --out results/full --jobs 4
+  oled-sim experiment --list
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--quick", is_flag=True, help="Bundled traces only, under a minute each.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of results. Default: results/quick or results/full.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes. Default: as many as cores.",
+)
+@click.option("--list", "listing", is_flag=True, help="List the experiments, and run none.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def experiment(
+    names: tuple[str, ...], quick: bool, out: Path | None, jobs: int | None, listing: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Run experiments by NAME, such as fig12, or all of them.
+
+    Each writes a tidy table NAME.parquet with one row per request, NAME.manifest.json with
+    everything it came from, and the figure NAME.png. What is already there and unchanged is kept:
+    run the same command again after an interrupt.
+    """
+    from oled_sim.cli.grids import cores
+    from oled_sim.cli.progress import progress
+    from oled_sim.engine.events import proceed
+    from oled_sim.errors import UsageError
+    from oled_sim.experiment import experiment_names, load_experiment, run_experiments
+
+    known = experiment_names()
+    if listing:
+        _list([load_experiment(name) for name in names or known], as_json=as_json)
+        return
+    if not names:
+        raise UsageError(f"no experiment to run: name some of {', '.join(known)}, or {ALL}")
+    wanted = known if ALL in names else list(dict.fromkeys(names))
+    size = "quick" if quick else "full"
+    with progress([proceed], "Measuring") as report:
+        finished = run_experiments(
+            [load_experiment(name) for name in wanted],
+            size,
+            out or Path("results") / size,
+            jobs=jobs or cores(),
+            progress=report,
+        )
+    _report(finished, [_draw(f) for f in finished], as_json=as_json)
+
+
+def _draw(finished: Finished) -> Path:
+    import pandas as pd
+
+    from oled_sim.plotting.style import save
+
+    path = finished.table.with_suffix(".png")
+    save(finished.experiment.plot(pd.read_parquet(finished.table)), path, colours=64)
+    return path
+
+
+def _list(experiments: Sequence[Experiment], *, as_json: bool) -> None:
+    rows = [{"name": e.name, "section": e.section, "title": e.title} for e in experiments]
+    _print(rows, as_json=as_json)
+
+
+def _report(finished: Sequence[Finished], figures: Sequence[Path], *, as_json: bool) -> None:
+    rows = [
+        {
+            "name": f.experiment.name,
+            "points": f.points,
+            "measured": f.measured,
+            "table": str(f.table),
+            "figure": str(figure),
+        }
+        for f, figure in zip(finished, figures, strict=True)
+    ]
+    _print(rows, as_json=as_json)
+
+
+def _print(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    import json
+
+    from oled_sim.cli.tables import print_table, table_console
+
+    if as_json:
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    names = list(rows[0]) if rows else []
+    texts = [[str(value) for value in row.values()] for row in rows]
+    left = {name for name in names if rows and isinstance(rows[0][name], str)}
+    print_table(table_console(), names, texts, left=left)

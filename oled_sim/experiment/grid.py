@@ -1,0 +1,148 @@
+"""The point that most figures share: one simulated run, one row per counted request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from oled_sim.contenders import contenders
+from oled_sim.costs.store import bundled_profile_for
+from oled_sim.engine.budget import Budget
+from oled_sim.engine.rules import Rules
+from oled_sim.engine.runner import Contender, Result, simulate_all
+from oled_sim.engine.simulation import GroupRecord
+from oled_sim.experiment.base import Point, Rows
+from oled_sim.experiment.inputs import Inputs
+from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
+from oled_sim.policy_spec import parse_policies
+from oled_sim.run_inputs import costs_for, expert_bytes_of, source_for
+from oled_sim.trace import Trace
+
+
+class Detail(Protocol):
+    """Adds columns that the engine's own figures lack, from what was measured at every event."""
+
+    def add(self, contender: Contender, record: GroupRecord) -> None:
+        """Take note of a group of requests that ran, counted or not."""
+        ...
+
+    def columns(self, request: int) -> Mapping[str, Any]:
+        """Return the columns of a counted request."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunPoint(Point):
+    """One policy with one budget on one trace.
+
+    Attributes:
+        policy: specification, as after ``--policy``.
+        cache: slots per MoE layer; a policy of one budget (``full``, ``no-cache``) takes its own.
+        profile: bundled name or file; None is the bundled one of the cost geometry.
+        geometry: cost geometry; None is what the trace stands for.
+        link_gb_s: bandwidth of the host-to-GPU link, 10⁹ bytes per second; None the profile's.
+        batch, batch_mode, scope, staging, warmup, history, cold, confidence, requests: as in
+            :class:`~oled_sim.engine.rules.Rules`.
+        extrapolate: whether costs outside the profiled range are allowed.
+    """
+
+    policy: str = "oled"
+    cache: int = 40
+    profile: str | None = None
+    geometry: str | None = None
+    link_gb_s: float | None = None
+    batch: int = 1
+    batch_mode: str = "lockstep"
+    scope: str = "layer"
+    staging: int = 16
+    warmup: int | None = None
+    history: int | None = None
+    cold: bool = False
+    confidence: str = "previous"
+    requests: int | None = None
+    extrapolate: bool = False
+
+    @property
+    def rules(self) -> Rules:
+        """How the requests are run."""
+        return Rules(
+            scope=self.scope,
+            batch=self.batch,
+            batch_mode=self.batch_mode,
+            staging=self.staging,
+            warmup=self.warmup,
+            history=self.history,
+            cold=self.cold,
+            confidence=self.confidence,
+            requests=self.requests,
+        )
+
+    def profile_for(self, inputs: Inputs) -> str:
+        """Return the profile's name or file."""
+        if self.profile is not None:
+            return self.profile
+        model = self.geometry or inputs.stands_for(self.trace) or DEFAULT_GEOMETRY
+        return bundled_profile_for(find_geometry(model))
+
+    def detail(self, trace: Trace) -> Detail | None:
+        """Return what adds further columns; subclasses that need some override this."""
+        return None
+
+    def measure(self, inputs: Inputs) -> Rows:
+        """Simulate the run; return a row per counted request.
+
+        Columns: those of :class:`~oled_sim.engine.request_figures.RequestFigures` (µs, bytes),
+        and ``causal``, ``slots`` (of all layers), ``peak_gpu_bytes``, ``peak_resident_bytes``,
+        ``host_bytes``, ``run_hit_rate``, ``run_pass_us``, ``batch_tpot_us`` (of the whole run,
+        the same in its rows), ``layers``, ``experts``, ``top_k`` (routing geometry),
+        ``expert_bytes``, ``block_length``, ``model`` (cost geometry), ``origin``, ``machine``,
+        ``profile_status``, and those of :meth:`detail`.
+        """
+        trace = inputs.open(self.trace)
+        policies = parse_policies([self.policy])
+        costs = costs_for(trace, self.geometry, self.profile_for(inputs), self.extrapolate)
+        (contender,) = contenders(policies, [Budget(cache=self.cache)], trace.geometry.experts)
+        contender = Contender(self.policy, contender.policy, contender.budget, self.link_gb_s)
+        detail = self.detail(trace)
+        (result,) = simulate_all(
+            source_for(trace, policies.values()),
+            [contender],
+            costs,
+            self.rules,
+            expert_bytes=expert_bytes_of(trace, costs),
+            observe=detail.add if detail is not None else None,
+        )
+        decode = trace.manifest.decode
+        about = {
+            "model": costs.geometry.name,
+            "expert_bytes": costs.geometry.expert_bytes,
+            "origin": trace.manifest.origin,
+            "block_length": None if decode is None else decode.block_length,
+            "layers": len(trace.geometry.layers),
+            "experts": trace.geometry.experts,
+            "top_k": trace.geometry.top_k,
+            "profile": costs.profile.name,
+            "profile_status": costs.profile.status,
+            "machine": costs.profile.hardware.gpu,
+            "link_gb_s": result.link_gb_s,
+        }
+        return [
+            about | of_run(result) | asdict(r) | (dict(detail.columns(r.request)) if detail else {})
+            for r in result.requests
+        ]
+
+
+def of_run(result: Result) -> dict[str, Any]:
+    """Return the columns that are the same for all requests of a run."""
+    summary = result.summary
+    return {
+        "causal": result.causal,
+        "slots": result.slots,
+        "peak_gpu_bytes": summary.peak_gpu_bytes,
+        "peak_resident_bytes": summary.peak_resident_bytes,
+        "host_bytes": summary.host_bytes,
+        "run_hit_rate": summary.hit_rate,
+        "run_pass_us": summary.pass_us,
+        "batch_tpot_us": summary.batch_tpot_us,
+    }

@@ -1,0 +1,149 @@
+"""Experiments are measured once, kept point by point, and give the same bytes however they ran."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from counting import Counted, counting
+from oled_sim.errors import UsageError
+from oled_sim.experiment import Experiment, RunPoint, Store, run_experiments
+
+
+def measured(log):
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+def content(folder):
+    files = (f for f in folder.rglob("*") if f.is_file())
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in files}
+
+
+def test_rows_stand_in_the_order_of_the_points(tmp_path):
+    (found,) = run_experiments([counting(tmp_path / "log")], "quick", tmp_path / "out")
+    table = pd.read_parquet(found.table)
+    assert table["number"].tolist() == [3, 3, 1, 1, 2, 2]
+    assert table["square"].tolist() == [9, 9, 1, 1, 4, 4]
+    assert (found.points, found.measured) == (3, 3)
+
+
+def test_nothing_is_measured_twice(tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    run_experiments([counting(log)], "quick", out)
+    before = content(out)
+    (again,) = run_experiments([counting(log)], "quick", out)
+    assert again.measured == 0
+    assert measured(log) == [3, 1, 2]
+    assert content(out) == before
+
+
+def test_a_new_point_alone_is_measured(tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    run_experiments([counting(log)], "quick", out)
+    run_experiments([counting(log, (3, 4))], "quick", out)
+    assert measured(log) == [3, 1, 2, 4]
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run_experiments([counting(log, failing=[2])], "quick", out)
+    assert measured(log) == [3, 1]
+    assert not (out / "counting.parquet").exists()
+    run_experiments([counting(log)], "quick", out)
+    assert measured(log) == [3, 1, 2]
+    run_experiments([counting(tmp_path / "other")], "quick", tmp_path / "at once")
+    assert content(out) == content(tmp_path / "at once")
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
+    for jobs in (1, 2):
+        run_experiments([counting(tmp_path / "log")], "quick", tmp_path / str(jobs), jobs=jobs)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+
+
+def test_experiments_share_points(tmp_path):
+    log = tmp_path / "log"
+    two = [counting(log, (1, 2), name="first"), counting(log, (2, 3), name="second")]
+    found = run_experiments(two, "quick", tmp_path / "out")
+    assert measured(log) == [1, 2, 3]
+    assert [pd.read_parquet(f.table)["number"].tolist() for f in found] == [
+        [1, 1, 2, 2],
+        [2, 2, 3, 3],
+    ]
+
+
+def test_manifest_says_what_the_table_came_from(tmp_path):
+    (found,) = run_experiments([counting(tmp_path / "log")], "quick", tmp_path / "out")
+    manifest = json.loads(found.table.with_suffix(".manifest.json").read_text())
+    assert manifest["command"] == "oled-sim experiment counting --quick"
+    assert [p["number"] for p in manifest["points"]] == [3, 1, 2]
+    assert set(manifest["traces"]) == {"nano-gsm8k"}
+    assert len(manifest["traces"]["nano-gsm8k"]["sha256"]) == 64
+    parts = {f.stem for f in (tmp_path / "out" / "parts").iterdir()}
+    assert set(manifest["parts"]) == parts
+
+
+RUN = RunPoint("nano-gsm8k", policy="lru", cache=16, requests=4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trace": "nano-humaneval"},
+        {"policy": "lfu"},
+        {"cache": 17},
+        {"batch": 2},
+        {"link_gb_s": 12.0},
+        {"requests": 5},
+    ],
+)
+def test_every_field_decides_about_the_part(tmp_path, change):
+    store = Store(tmp_path)
+    assert store.key(replace(RUN, **change)) != store.key(RUN)
+
+
+def test_the_profile_decides_about_the_part(tmp_path):
+    from oled_sim.costs.store import load_profile, save_profile
+
+    store, file = Store(tmp_path), tmp_path / "mine.toml"
+    save_profile(load_profile("h200-llada2.0-mini"), file)
+    point = replace(RUN, profile=str(file))
+    before = store.key(point)
+    file.write_text(file.read_text().replace("workers = 15", "workers = 14"))
+    assert Store(tmp_path).key(point) != before
+
+
+def test_a_run_is_the_one_that_the_engine_makes(tmp_path):
+    from oled_sim.engine.runner import simulate
+    from oled_sim.policy_spec import parse_policy
+    from oled_sim.run_inputs import costs_for, source_for
+    from oled_sim.trace import open_trace
+
+    one = Experiment("one", "", "", lambda size: [RUN], lambda table: None)
+    (found,) = run_experiments([one], "full", tmp_path)
+    table = pd.read_parquet(found.table)
+    trace, policy = open_trace("nano-gsm8k"), parse_policy("lru")
+    costs = costs_for(trace, None, None, False)
+    result = simulate(source_for(trace, [policy]), policy, costs, 16, RUN.rules)
+    assert table["tpot_us"].tolist() == [r.tpot_us for r in result.requests]
+    assert table["hits"].tolist() == [r.hits for r in result.requests]
+    assert set(table["profile_status"]) == {"measured"}
+    assert set(table["origin"]) == {"real"}
+
+
+def test_a_missing_profile_is_said_before_anything_is_measured(tmp_path):
+    log = tmp_path / "log"
+    points = [Counted("nano-gsm8k", 1, str(log)), replace(RUN, profile="h200-llada9")]
+    mixed = Experiment("mixed", "", "", lambda size: points, lambda table: None)
+    with pytest.raises(UsageError, match="unknown profile 'h200-llada9'"):
+        run_experiments([mixed], "quick", tmp_path / "out")
+    assert measured(log) == []
+
+
+def test_a_grid_holds_a_point_once(tmp_path):
+    with pytest.raises(UsageError, match="a point twice"):
+        counting(tmp_path / "log", (1, 1)).grid("quick")
+    with pytest.raises(UsageError, match="no points"):
+        counting(tmp_path / "log", ()).grid("quick")
