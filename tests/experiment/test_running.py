@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-
 from counting import Counted, counting
+
 from oled_sim.errors import UsageError
 from oled_sim.experiment import Experiment, RunPoint, Store, run_experiments
 
