@@ -24,6 +24,7 @@ COMMANDS = {
     "experiment": ("oled_sim.cli.experiment", "Reproduce figures of the paper."),
     "generate": ("oled_sim.cli.generate", "Generate with offloaded experts, under a policy."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
+    "plan": ("oled_sim.cli.plan", "Say how much expert cache meets a target."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "profile": ("oled_sim.cli.profile", "Measure what every lane of this machine costs."),
     "replay": ("oled_sim.cli.replay", "Run policies on this machine with a trace's routing."),

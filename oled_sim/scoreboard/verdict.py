@@ -6,8 +6,8 @@ In this order:
 2. *by construction*: the figure was a target that our traces were fitted to, or follows from
    definitions alone;
 3. *reproduced*: what the paper states lies in our 95 % interval, or our figure within 15 % of it;
-4. *in direction*: our figure lies on the paper's side of no effect, our interval excludes no effect,
-   and our effect is at least a third of the paper's;
+4. *in direction*: our figure lies on the paper's side of no effect, our interval leaves no effect
+   out, and our effect is at least a third of the paper's;
 5. *not reproduced*.
 
 A statement without a number ("falls", "is lower") can be in direction at best, since there is
