@@ -134,8 +134,8 @@ class Answer:
         trace, profile = self.header["trace"], self.header["profile"]
         mark = ", provisional" if profile["provisional"] else ""
         return (
-            f"{self.question.model.name}, simulated: {trace['origin']} routing ({trace['name']}),"
-            f" profile {profile['name']} ({profile['status']}{mark})"
+            f"{self.question.model.name}, simulated: {trace['origin']} routing ({trace['name']}),\n"
+            f"profile {profile['name']} ({profile['status']}{mark})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,13 +174,19 @@ def answer(question: Question, costs: LaneCosts, gpu_memory_bytes: int) -> Answe
     largest_cache(question.model, question.serving(1), gpu_memory_bytes)  # before any work
     _say_if_generating(question)
     with trace_for(question.model, question.trace, signals) as trace:
-        serving = question.serving(trace.manifest.decode.block_length)
+        serving = question.serving(_block_length(trace))
         largest = largest_cache(question.model, serving, gpu_memory_bytes)
         rules = _rules(question)
         accuracy = find_accuracy(costs.profile, list(question.policies), question.validation)
         found = _search(question, trace, costs, rules, largest, accuracy)
         header = describe(trace, costs, rules)
     return Answer(question, header, serving, gpu_memory_bytes, largest, found, accuracy)
+
+
+def _block_length(trace: Trace) -> int:
+    """Return the tokens of a block, as the trace was decoded; LLaDA2's own if it does not say."""
+    decode = trace.manifest.decode
+    return decode.block_length if decode is not None else Serving.block_length
 
 
 def _rules(question: Question) -> Rules:

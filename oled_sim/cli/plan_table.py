@@ -62,13 +62,13 @@ def _verdict(found: Answer) -> str:
     if choice is not None:
         return (
             f"Keep {choice.cache} experts per layer with {choice.policy}: {_time(choice)} ms per"
-            f" token in {gib(found.bill(choice).total)} GiB. It is the smallest cache of those tried"
-            f" that meets the target; at most {found.largest} fit."
+            f" token in {gib(found.bill(choice).total)} GiB. It is the smallest cache tried that"
+            f" meets the target; at most {found.largest} fit."
         )
     return (
         f"Not to be had: with up to {found.largest} experts per layer, the most that fit, no policy"
-        f" meets the target. The best is {best.policy} with {best.cache}: {_time(best)} ms per token"
-        f" in {gib(found.bill(best).total)} GiB."
+        f" meets the target. The best is {best.policy} with {best.cache}: {_time(best)} ms per"
+        f" token in {gib(found.bill(best).total)} GiB."
     )
 
 

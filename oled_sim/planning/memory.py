@@ -104,8 +104,8 @@ def largest_cache(model: CostGeometry, serving: Serving, gpu_memory_bytes: int) 
     if fits < model.top_k:
         least = empty.total + model.top_k * per_slot
         raise CapacityError(
-            f"{model.name} takes {_gib(empty.total)} without a resident expert and {_gib(least)} with"
-            f" {model.top_k} per layer, but there are {_gib(gpu_memory_bytes)}: give more"
+            f"{model.name} takes {_gib(empty.total)} without a resident expert and {_gib(least)}"
+            f" with {model.top_k} per layer, but there are {_gib(gpu_memory_bytes)}: give more"
             " --gpu-memory, or a smaller --context, --batch, --staging or --reserve"
         )
     return min(int(fits), model.experts)

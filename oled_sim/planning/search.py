@@ -11,6 +11,9 @@ import pandas as pd
 from oled_sim.engine.runner import Result
 from oled_sim.scoreboard.estimate import Estimate, estimate
 
+BEND = 0.05
+"""Least depth of a knee below the line between the ends, as part of the whole fall."""
+
 SEED = 0
 """Of the intervals."""
 
@@ -58,7 +61,7 @@ class Found:
 
     @property
     def safe(self) -> Candidate | None:
-        """As :attr:`choice`, with the interval's upper end times the margin in place of the mean."""
+        """As :attr:`choice`, with the interval's upper end times the margin for the mean."""
         return _smallest(
             c
             for c in self.candidates
@@ -170,7 +173,7 @@ def knee(x: Sequence[float], y: Sequence[float]) -> int | None:
         x: ascending. y: of the same length.
 
     Returns:
-        An index; None for fewer than three points, or where none lies below the line.
+        An index; None for fewer than three points, or where the curve is nearly straight.
     """
     if len(x) < 3 or y[0] <= y[-1]:
         return None
@@ -178,4 +181,4 @@ def knee(x: Sequence[float], y: Sequence[float]) -> int | None:
     down = (np.array(y, np.float64) - y[-1]) / (y[0] - y[-1])
     below = (1.0 - across) - down
     at = int(np.argmax(below))
-    return at if below[at] > 1e-9 else None
+    return at if below[at] >= BEND else None

@@ -48,15 +48,15 @@ def draw_plan(
             axes.annotate(name, (gib, ms), (6, 8), textcoords="offset points")
         axes.set(xlabel="GPU memory (GiB)", ylabel="time per output token (ms)", title=title)
         axes.set_ylim(bottom=0)
-        axes.legend()
+        axes.legend(loc="upper right", bbox_to_anchor=(0.95, 1.0))
     return figure
 
 
 def _draw_limits(axes: Axes, target_ms: float, memory_gib: float) -> None:
     look = {"color": "black", "linewidth": 0.8, "linestyle": "--", "marker": ""}
     axes.axhline(target_ms, **look)
-    axes.annotate("target", (1.0, target_ms), (-3, 3), xycoords=("axes fraction", "data"),
-                  textcoords="offset points", ha="right")  # fmt: skip
+    axes.annotate("target", (0.0, target_ms), (3, 3), xycoords=("axes fraction", "data"),
+                  textcoords="offset points")  # fmt: skip
     axes.axvline(memory_gib, **look)
     axes.annotate("memory", (memory_gib, 1.0), (-3, -3), xycoords=("data", "axes fraction"),
                   textcoords="offset points", ha="right", va="top", rotation=90)  # fmt: skip
