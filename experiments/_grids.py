@@ -2,59 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from oled_sim.experiment import Size, SyntheticTrace, TraceName
+from oled_sim.experiment import RunPoint, Size, SyntheticTrace, TraceName
 
 CACHES = (40, 100)
 """The paper's two expert-cache capacities, slots per layer."""
+
+EXPERTS = 256
+"""Experts per layer of every trace here: the capacity of full residency."""
 
 PRIOR = ("moe-infinity", "finemoe", "ktransformers")
 """The systems that the paper compares with, as ported here."""
 
 SYSTEMS = (*PRIOR, "lru", "oled", "ideal")
 
-DATA_SETS = {"gsm8k": "gsm8k", "humaneval": "humaneval", "gpqa": "science"}
-"""The paper's data sets, and the fitted ones that stand for them: science questions for GPQA."""
+DATA_SETS = ("gsm8k", "humaneval", "science")
+"""The paper's data sets; science questions stand for its GPQA."""
 
 MODELS = ("llada2.0-mini", "llada2.0-flash")
 
 MACHINES = ("h200", "paper-testbed")
-"""Measured; and estimated from public figures of the paper's own GPUs."""
+"""Measured; and estimated from published rates of the paper's own GPUs."""
 
-REQUESTS = 6
-"""Requests of a synthetic trace: two for history, one for warm-up, three counted."""
+REAL_REQUESTS = 6
+"""Requests of a recorded trace: two for history, one for warm-up, three counted."""
+
+REQUESTS, OUTPUT_TOKENS, HISTORY = 5, 512, 2
+"""Of a synthetic trace; one request is for warm-up, two are counted. The systems that prefetch take
+about 1.5 ms of Python per event, and a longer trace would make a figure take an hour."""
 
 SIGNALS = ("full_gate", "embedding")
 """What FineMoE and HybriMoE predict from, where a trace holds it."""
 
 
 class On(NamedTuple):
-    """A trace under a profile, and how many of its requests are used (None all)."""
+    """A trace under a profile. ``requests``: how many are used; ``history``: of these, None 1/3."""
 
     trace: TraceName
     profile: str
     requests: int | None
+    history: int | None = None
+
+    def run(self, policy: str, cache: int, kind: type[RunPoint] = RunPoint) -> RunPoint:
+        """Return the point of a policy with a cache."""
+        return kind(
+            self.trace,
+            policy=policy,
+            cache=cache,
+            profile=self.profile,
+            requests=self.requests,
+            history=self.history,
+        )
 
 
 def synthetic(model: str, data_set: str) -> SyntheticTrace:
     """Return the paper-scale trace of a model and a data set, the same in every figure."""
-    return SyntheticTrace(model, data_set, requests=REQUESTS, signals=SIGNALS)
+    return SyntheticTrace(
+        model, data_set, requests=REQUESTS, output_tokens=OUTPUT_TOKENS, signals=SIGNALS
+    )
 
 
-def traces_of(size: Size) -> Iterator[On]:
+def traces_of(size: Size, machines: Sequence[str] = MACHINES) -> Iterator[On]:
     """Yield the traces of a size.
 
     Quick: four requests of one recorded trace. Full: three recorded traces of mini's geometry, and
-    synthetic ones of mini and flash at the paper's length, each under every machine.
+    synthetic ones of mini and flash, each under every machine.
     """
     if size == "quick":
         yield On("mini-gsm8k", "h200-llada2.0-mini", 4)
         return
-    for machine in MACHINES:
-        for data_set in DATA_SETS.values():
-            yield On(f"mini-{data_set}", f"{machine}-llada2.0-mini", None)
+    for machine in machines:
+        for data_set in DATA_SETS:
+            yield On(f"mini-{data_set}", f"{machine}-llada2.0-mini", REAL_REQUESTS)
         for model in MODELS:
-            for data_set in DATA_SETS.values():
-                yield On(synthetic(model, data_set), f"{machine}-{model}", None)
+            for data_set in DATA_SETS:
+                yield On(synthetic(model, data_set), f"{machine}-{model}", None, HISTORY)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from oled_sim.experiment import Experiment, RunPoint, Size
 from oled_sim.plotting.overall import draw_overall
 
+from ._failures import SystemPoint
 from ._grids import CACHES, SYSTEMS, traces_of
 
 
 def points(size: Size) -> list[RunPoint]:
     """Return every system with every cache on every trace, under every profile."""
     return [
-        RunPoint(trace, policy=policy, cache=cache, profile=profile, requests=requests)
-        for trace, profile, requests in traces_of(size)
+        on.run(policy, cache, SystemPoint)
+        for on in traces_of(size)
         for cache in CACHES
         for policy in SYSTEMS
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oled_sim.errors import UsageError
 from oled_sim.experiment.inputs import Inputs, SyntheticTrace, TraceName
+from oled_sim.experiment.sources import ANALYSES, digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,9 +54,13 @@ class Point(ABC):
         """Return the name or file of the profile that costs come from, None if there is none."""
         return None
 
+    def code(self) -> str:
+        """Return a digest of the core's code that decides what is measured."""
+        return digest(ANALYSES)
+
     @property
     def source(self) -> Path:
-        """The file that defines the point's class: its contents are part of the hash."""
+        """The file that defines the point's class; its contents decide too."""
         return Path(inspect.getfile(type(self)))
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from oled_sim.contenders import contenders
 from oled_sim.costs.store import bundled_profile_for
@@ -14,22 +14,27 @@ from oled_sim.engine.runner import Contender, Result, simulate_all
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.experiment.base import Point, Rows
 from oled_sim.experiment.inputs import Inputs
+from oled_sim.experiment.sources import RUNS, digest, policies_digest
 from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
+from oled_sim.policy import Policy
 from oled_sim.policy_spec import parse_policies
 from oled_sim.run_inputs import costs_for, expert_bytes_of, source_for
 from oled_sim.trace import Trace
 
 
-class Detail(Protocol):
-    """Adds columns that the engine's own figures lack, from what was measured at every event."""
+class Detail:
+    """Adds columns that the engine's own figures lack; subclasses override what they need."""
+
+    def watched(self, policy: Policy) -> Policy:
+        """Return the policy to run: the same decisions, watched if need be."""
+        return policy
 
     def add(self, contender: Contender, record: GroupRecord) -> None:
         """Take note of a group of requests that ran, counted or not."""
-        ...
 
     def columns(self, request: int) -> Mapping[str, Any]:
         """Return the columns of a counted request."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,13 @@ class RunPoint(Point):
         model = self.geometry or inputs.stands_for(self.trace) or DEFAULT_GEOMETRY
         return bundled_profile_for(find_geometry(model))
 
-    def detail(self, trace: Trace) -> Detail | None:
+    def code(self) -> str:
+        """Return a digest of engine, costs, trace format and policies."""
+        return f"{digest(RUNS)} {policies_digest()}"
+
+    def detail(self, trace: Trace) -> Detail:
         """Return what adds further columns; subclasses that need some override this."""
-        return None
+        return Detail()
 
     def measure(self, inputs: Inputs) -> Rows:
         """Simulate the run; return a row per counted request.
@@ -100,18 +109,18 @@ class RunPoint(Point):
         ``profile_status``, and those of :meth:`detail`.
         """
         trace = inputs.open(self.trace)
-        policies = parse_policies([self.policy])
         costs = costs_for(trace, self.geometry, self.profile_for(inputs), self.extrapolate)
+        policies = parse_policies([self.policy])
         (contender,) = contenders(policies, [Budget(cache=self.cache)], trace.geometry.experts)
-        contender = Contender(self.policy, contender.policy, contender.budget, self.link_gb_s)
         detail = self.detail(trace)
+        watched = detail.watched(contender.policy)
         (result,) = simulate_all(
-            source_for(trace, policies.values()),
-            [contender],
+            source_for(trace, [contender.policy]),
+            [replace(contender, policy=watched, link_gb_s=self.link_gb_s)],
             costs,
             self.rules,
             expert_bytes=expert_bytes_of(trace, costs),
-            observe=detail.add if detail is not None else None,
+            observe=detail.add,
         )
         decode = trace.manifest.decode
         about = {
@@ -128,7 +137,7 @@ class RunPoint(Point):
             "link_gb_s": result.link_gb_s,
         }
         return [
-            about | of_run(result) | asdict(r) | (dict(detail.columns(r.request)) if detail else {})
+            about | of_run(result) | asdict(r) | dict(detail.columns(r.request))
             for r in result.requests
         ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from oled_sim import plugins
 from oled_sim.errors import UsageError
 from oled_sim.experiment.base import Experiment
@@ -11,11 +9,7 @@ from oled_sim.experiment.base import Experiment
 
 def experiment_names() -> list[str]:
     """Return the registered names, figures in the order of the paper."""
-    return sorted(plugins.names(plugins.EXPERIMENTS), key=_natural)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return plugins.names(plugins.EXPERIMENTS)
 
 
 def load_experiment(name: str) -> Experiment:

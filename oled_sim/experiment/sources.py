@@ -8,25 +8,26 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-RESULTS_DEPEND_ON = (
-    "analysis", "bounds", "costs", "engine", "synthesis", "trace",
-    "comparison.py", "contenders.py", "geometry.py", "policy.py", "run_inputs.py", "sweep.py",
+ANALYSES = ("analysis", "bounds", "costs", "engine", "synthesis", "trace", "geometry.py")
+"""Folders and files of the core whose code decides what analyses of traces come to."""
+
+RUNS = (
+    "costs", "engine", "trace", "contenders.py", "geometry.py", "policy.py", "run_inputs.py",
     "experiment/grid.py",
 )  # fmt: skip
-"""Folders and files of the core whose code decides what points come to; times are simulated."""
+"""Those that decide what simulated runs come to, besides the policies."""
 
 
 @cache
-def digest(parts: Sequence[str]) -> str:
+def digest(parts: tuple[str, ...]) -> str:
     """Return the SHA-256 of the Python and TOML sources in folders or files of ``oled_sim``."""
     return digest_of([Path(str(files("oled_sim"))) / part for part in parts])
 
 
 @cache
-def code_digest() -> str:
-    """Return the SHA-256 of the core's sources that results depend on, and of all policies."""
-    policies = digest_of([Path(str(files("oled_sim.policies")))])
-    return hashlib.sha256((digest(RESULTS_DEPEND_ON) + policies).encode()).hexdigest()
+def policies_digest() -> str:
+    """Return the SHA-256 of the sources of all bundled policies."""
+    return digest_of([Path(str(files("oled_sim.policies")))])
 
 
 def digest_of(paths: Sequence[Path]) -> str:

@@ -20,7 +20,7 @@ from oled_sim.engine.results import write_table
 from oled_sim.errors import UsageError
 from oled_sim.experiment.base import Experiment, Point, Rows, Size, name_of
 from oled_sim.experiment.inputs import Inputs, SyntheticTrace
-from oled_sim.experiment.sources import code_digest, digest_of
+from oled_sim.experiment.sources import digest_of
 from oled_sim.trace.files import sha256_hex
 
 FLAGS: dict[Size, str] = {"quick": " --quick", "full": ""}
@@ -63,7 +63,7 @@ class Store:
             **point.to_dict(),
             "trace_sha256": self._trace_hash(point),
             "profile_sha256": None if profile is None else self._profile(profile)["sha256"],
-            "code": code_digest(),
+            "code": point.code(),
             "class": digest_of([point.source]),
         }
         return sha256_hex(json.dumps(depends_on, sort_keys=True).encode())
@@ -116,10 +116,10 @@ class Store:
             "title": experiment.title,
             "section": experiment.section,
             "points": [point.to_dict() for point in points],
+            "code_sha256": {type(point).__name__: point.code() for point in points},
             "parts": [self.key(point) for point in points],
             "traces": {name_of(point.trace): self._about_trace(point) for point in points},
             "profiles": {name: self._profile(name) for name in profiles if name is not None},
-            "code_sha256": code_digest(),
             "versions": {
                 "oled-sim": __version__,
                 "python": platform.python_version(),

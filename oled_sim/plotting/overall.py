@@ -2,75 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pandas as pd
-from matplotlib import rcParams
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from oled_sim.plotting.captions import policy_name, provenance
-from oled_sim.plotting.style import page_figure, styled
+from oled_sim.experiment.relative import SETTING, relative
+from oled_sim.plotting.bars import draw_bars, percent_axis, spread
+from oled_sim.plotting.pages import Page
+from oled_sim.plotting.style import styled
 
-SETTING = ["profile", "origin", "model"]
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
-"""Tell bars apart in print without colour."""
+REFERENCE = "ideal"
 
 
 def draw_overall(table: pd.DataFrame) -> Figure:
-    """Draw TPOT (upper) and utilization (lower) per data set and cache, a column per setting.
-
-    Args:
-        table: a row per ``profile``, ``origin``, ``model``, ``data_set``, ``cache``, ``policy`` and
-            request with ``tpot_us`` and ``utilization``.
+    """Draw TPOT (left) and utilization (right) per data set and cache, a row per setting.
 
     Bars are means over requests, whiskers span the requests.
+
+    Args:
+        table: of ``fig12``: a row per profile, trace, cache, policy and request.
     """
-    settings = list(table.groupby(SETTING, sort=False))
     with styled():
-        figure = page_figure(0.6 + 2.0 * len(settings))
-        panels = figure.subplots(len(settings), 2, squeeze=False)
-        for (tpot, utilization), (setting, rows) in zip(panels, settings, strict=True):
-            draw_bars(tpot, rows, "tpot_us", 1e-3)
-            draw_bars(utilization, rows, "utilization", 1.0)
-            tpot.set(ylabel="TPOT (ms)", title=", ".join(map(str, setting)))
-            utilization.set(ylabel="expert cache utilization (%)", ylim=(0, 1))
-            utilization.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
-        handles, labels = panels[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
-        figure.supxlabel(provenance(table), fontsize=6)
-    return figure
+        page = Page(table, 2)
+        for _, rows, (left, right) in page.rows():
+            times = rows.assign(tpot_ms=rows["tpot_us"] / 1000)
+            groups = ("data_set", "cache")
+            for axes, quantity in ((left, "tpot_ms"), (right, "utilization")):
+                mean, low, high = spread(times, quantity, groups, lambda d, c: f"{d}\nC = {c}")
+                draw_bars(axes, mean, (low, high))
+            left.set_ylabel("TPOT (ms)")
+            right.set_ylabel("expert cache utilization (%)")
+            percent_axis(right)
+            page.legend(left)
+    return page.figure
 
 
-def draw_bars(axes: Axes, rows: pd.DataFrame, quantity: str, scale: float) -> None:
-    """Draw a group of bars per data set and cache, one bar per policy."""
-    groups = list(rows.groupby(["data_set", "cache"], sort=False))
-    policies = list(dict.fromkeys(rows["policy"]))
-    width = 0.85 / len(policies)
-    colours = rcParams["axes.prop_cycle"].by_key()["color"]
-    for i, policy in enumerate(policies):
-        values = [_of(inside, policy, quantity) * scale for _, inside in groups]
-        at = np.arange(len(groups)) + (i - (len(policies) - 1) / 2) * width
-        axes.bar(
-            at, [float(v.mean()) for v in values], width, label=policy_name(policy),
-            color=colours[i], hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0.3,
-        )  # fmt: skip
-        axes.errorbar(
-            at, [float(v.mean()) for v in values], _whiskers(values), fmt="none", ecolor="0.2",
-            linewidth=0.7,
-        )  # fmt: skip
-    axes.set_xticks(range(len(groups)), [f"{name}\nC = {cache}" for (name, cache), _ in groups])
-    axes.grid(axis="x", visible=False)
+def draw_against(table: pd.DataFrame) -> Figure:
+    """Draw TPOT relative to the ideal bound, and utilization, per cache; a row per setting.
 
+    Requests of all data sets of a setting are pooled. Whiskers: 95 % bootstrap interval of the
+    ratio, the requests' range of utilization.
 
-def _of(rows: pd.DataFrame, policy: str, quantity: str) -> np.ndarray:
-    return rows.loc[rows["policy"] == policy, quantity].to_numpy(float)
-
-
-def _whiskers(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return lengths below and above the means, float64 [2, n]: the range over requests."""
-    means = np.array([v.mean() for v in values])
-    low, high = (np.array([f(v) for v in values]) for f in (np.min, np.max))
-    return np.stack([means - low, high - means])
+    Args:
+        table: of ``fig05``: a row per profile, trace, cache, policy and request.
+    """
+    ratios = relative(table, REFERENCE, [*SETTING, "cache"])
+    with styled():
+        page = Page(table, 2)
+        for setting, rows, (left, right) in page.rows():
+            inside = ratios[(ratios[list(SETTING)] == list(setting)).all(axis=1)]
+            wide = inside.assign(group=[f"C = {c}" for c in inside["cache"]])
+            shape = {"index": "group", "columns": "policy"}
+            ratio, low, high = (wide.pivot(values=v, **shape) for v in ("ratio", "low", "high"))
+            mean, least, most = spread(rows, "utilization", ("cache",), lambda c: f"C = {c}")
+            at = (mean.index, mean.columns)
+            draw_bars(left, ratio.loc[at], (low.loc[at], high.loc[at]))
+            draw_bars(right, mean, (least, most))
+            left.axhline(1.0, color="black", linewidth=0.8)
+            left.set_ylabel("TPOT / TPOT of ideal (×)")
+            right.set_ylabel("expert cache utilization (%)")
+            percent_axis(right)
+            page.legend(left)
+    return page.figure
