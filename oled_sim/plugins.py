@@ -21,6 +21,7 @@ from oled_sim.errors import UsageError, one_line
 POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
 IMPORTERS = "oled_sim.importers"
+CLAIMS = "oled_sim.claims"
 EXPERIMENTS = "oled_sim.experiments"
 
 
@@ -65,6 +66,7 @@ def _noun(group: str) -> str:
         POLICIES: "policy",
         COLLECTORS: "collector",
         IMPORTERS: "importer",
+        CLAIMS: "list of claims",
         EXPERIMENTS: "experiment",
     }.get(group, group)
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "profile": ("oled_sim.cli.profile", "Measure what every lane of this machine costs."),
     "replay": ("oled_sim.cli.replay", "Run policies on this machine with a trace's routing."),
+    "reproduce": ("oled_sim.cli.reproduce", "Judge the paper's claims by our experiments."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
     "sweep": ("oled_sim.cli.sweep", "Simulate a grid of policies and capacities."),
     "synth": ("oled_sim.cli.synth", "Generate synthetic traces at the paper's scale."),

@@ -38,6 +38,10 @@ class Estimate:
     requests: int
 
 
+class MissingSettingError(LookupError):
+    """A table lacks a setting that a figure needs."""
+
+
 @dataclass(frozen=True)
 class Panel:
     """Means over requests per setting: one per resample, or one alone.
@@ -55,6 +59,12 @@ class Panel:
         at = 1 + self.names.index(name)
         return list(dict.fromkeys(key[at] for key in self.means))
 
+    def settings(self, *names: str) -> list[dict[str, Any]]:
+        """Return the combinations of some names that occur, in the order of appearance."""
+        at = [1 + self.names.index(name) for name in names]
+        found = dict.fromkeys(tuple(key[i] for i in at) for key in self.means)
+        return [dict(zip(names, values, strict=True)) for values in found]
+
     def has(self, **setting: Any) -> bool:
         """Whether some setting has these values."""
         return any(self._fits(key, setting) for key in self.means)
@@ -63,13 +73,13 @@ class Panel:
         """Return the mean of a column over the settings with these values, each counting alike.
 
         Raises:
-            KeyError: no such setting.
+            MissingSettingError: there is none.
         """
         found = [
             m for key, m in self.means.items() if key[0] == column and self._fits(key, setting)
         ]
         if not found:
-            raise KeyError(f"no {column} of {setting}")
+            raise MissingSettingError(f"no {column} of {setting}")
         return np.mean(np.stack(found), axis=0)
 
     def _fits(self, key: tuple[Any, ...], setting: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oled_sim.scoreboard.estimate import Panel, estimate
+from oled_sim.scoreboard.estimate import MissingSettingError, Panel, estimate
 
 
 def rows(**by_policy):
@@ -67,7 +67,7 @@ def test_a_request_twice_is_refused():
 
 
 def test_a_setting_that_is_not_there_is_an_error():
-    with pytest.raises(KeyError, match="ideal"):
+    with pytest.raises(MissingSettingError, match="ideal"):
         of(rows(oled=[1.0, 2.0]), lambda panel: panel.mean("tpot_us", policy="ideal"))
 
 

@@ -1,0 +1,145 @@
+"""``oled-sim reproduce``: every quantitative claim of the paper beside what is found here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pandas as pd
+
+    from oled_sim.scoreboard.claim import Claim, Judged
+
+# Heavy modules are imported by the functions that need them: `--help` must stay fast.
+
+EPILOG = """\b
+Examples:
+  oled-sim reproduce --quick
+  oled-sim reproduce --out results/full --jobs 8
+  oled-sim reproduce --out results/full --no-run --json
+"""
+
+PAGE, TABLE = "reproduction.md", "reproduction.parquet"
+
+
+@click.command(epilog=EPILOG)
+@click.option("--quick", is_flag=True, help="The quick experiments: bundled traces, few requests.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of results. Default: results/quick or results/full.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes. Default: as many as cores.",
+)
+@click.option("--no-run", is_flag=True, help="Judge by the tables that are there; run nothing.")
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Replays, as `oled-sim validate` wrote them. Default: those in benchmarks/results of a"
+    " checkout.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of the resampling that intervals come from.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def reproduce(
+    quick: bool, out: Path | None, jobs: int | None, no_run: bool, measured: Path | None,
+    seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Judge every quantitative claim of the OLED-MoE paper.
+
+    Runs the experiments that claims are read from, as far as they are not there yet, and sets our
+    figures with their intervals beside the paper's. The rule of the verdicts is in
+    docs/reproduction.md. Writes reproduction.md and reproduction.parquet into the folder.
+    """
+    from oled_sim.engine.output import NewFile
+    from oled_sim.engine.results import write_table
+    from oled_sim.scoreboard.board import judge_all, load_claims
+    from oled_sim.scoreboard.table import board_table
+    from oled_sim.scoreboard.text import markdown
+
+    size = "quick" if quick else "full"
+    folder = out or Path("results") / size
+    claims = load_claims()
+    if not no_run:
+        _run(claims, size, folder, jobs)
+    tables = _tables(claims, folder)
+    tables |= _replays(measured)
+    board = judge_all(claims, tables, seed=seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / TABLE, board_table(board), {"size": size, "seed": seed})
+    with NewFile(folder / PAGE) as file:
+        file.temporary.write_text(markdown(board), encoding="utf-8")
+    _print(board, as_json=as_json)
+
+
+def _run(claims: Iterable[Claim], size: Any, folder: Path, jobs: int | None) -> None:
+    from oled_sim.cli.grids import cores
+    from oled_sim.cli.progress import progress
+    from oled_sim.engine.events import proceed
+    from oled_sim.experiment import experiment_names, load_experiment, run_experiments
+
+    wanted = {claim.experiment for claim in claims}
+    experiments = [load_experiment(name) for name in experiment_names() if name in wanted]
+    with progress([proceed], "Measuring") as report:
+        run_experiments(experiments, size, folder, jobs=jobs or cores(), progress=report)
+
+
+def _tables(claims: Iterable[Claim], folder: Path) -> dict[str, pd.DataFrame]:
+    """Return the experiments' tables that are there."""
+    import pandas as pd
+
+    names = dict.fromkeys(claim.experiment for claim in claims if claim.experiment)
+    files = {name: folder / f"{name}.parquet" for name in names}
+    return {name: pd.read_parquet(file) for name, file in files.items() if file.is_file()}
+
+
+def _replays(folder: Path | None) -> dict[str, pd.DataFrame]:
+    """Return the replayed points of the newest validation of each profile, if there are any."""
+    import json
+
+    import pandas as pd
+
+    from oled_sim.planning.accuracy import results_folder
+    from oled_sim.scoreboard.board import replay_table
+    from oled_sim.scoreboard.claim import REPLAYS
+
+    root = folder or results_folder()
+    newest = {}
+    for file in sorted([*root.glob("summary.json"), *root.glob("validation-*/summary.json")]):
+        profile = json.loads(file.read_text(encoding="utf-8"))["profile"]["name"]
+        newest[profile] = pd.read_parquet(file.parent / "points.parquet")
+    return {REPLAYS: replay_table(list(newest.items()))} if newest else {}
+
+
+def _print(board: Sequence[Judged], *, as_json: bool) -> None:
+    from oled_sim.scoreboard.table import board_table
+    from oled_sim.scoreboard.text import machines_of
+
+    if as_json:
+        from oled_sim.cli.grids import encode
+
+        verdicts = {
+            machine: {judged.claim.key: judged.verdict(machine).value for judged in board}
+            for machine in machines_of(board)
+        }
+        click.echo(encode({"verdicts": verdicts, "rows": board_table(board).to_pylist()}))
+        return
+    from oled_sim.cli.reproduce_table import print_board
+
+    print_board(board)
