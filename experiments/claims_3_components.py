@@ -101,8 +101,8 @@ ADAPT = (
     "Layers activate about as many experts as each other in our traces, so there is little to move."
 )
 SPLIT = (
-    "Where few misses are left they cost more on the CPU than over this link, and OLED's fixed ratio"
-    " sends some there all the same; `oled:exact` does not (docs/oled-sensitivity.md)."
+    "Where few misses are left they cost more on the CPU than over this link, and OLED's fixed"
+    " ratio sends some there all the same; `oled:exact` does not (docs/oled-sensitivity.md)."
 )
 
 CLAIMS = (

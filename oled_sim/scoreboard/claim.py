@@ -34,7 +34,7 @@ class Claim:
         unit: ``×``, ``%``, ``points``, ``ms`` or nothing.
         experiment: whose table it is read from; None if it cannot be tested here.
         statistic: our figure in that unit, from means over requests; raises
-            :class:`~oled_sim.scoreboard.estimate.MissingSettingError` where a table lacks a setting.
+            ``MissingSettingError`` where a table lacks a setting.
         names, columns: what tells settings apart, and what means are taken of.
         rows: selects the rows of the table that count.
         constructed: evidence on which it was a fitting target, or follows from definitions.
