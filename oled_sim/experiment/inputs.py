@@ -26,6 +26,7 @@ class SyntheticTrace:
         coupling: relation of confidence and route stability.
         seed: of all random numbers.
         block_length: tokens of a block; None is the data set's own.
+        prompt_tokens: of every prompt; None is the data set's own distribution.
         signals: ``full_gate`` and ``embedding``, which some policies predict from.
     """
 
@@ -36,14 +37,16 @@ class SyntheticTrace:
     coupling: str = "measured"
     seed: int = 0
     block_length: int | None = None
+    prompt_tokens: int | None = None
     signals: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """What tables call it: model, data set, and what is not as usual; not its length."""
         block = f"-b{self.block_length}" if self.block_length else ""
+        prompt = f"-p{self.prompt_tokens}" if self.prompt_tokens else ""
         relation = "" if self.coupling == "measured" else f"-{self.coupling}"
-        return f"synthetic-{self.model}-{self.data_set}{block}{relation}"
+        return f"synthetic-{self.model}-{self.data_set}{block}{prompt}{relation}"
 
 
 TraceName = str | SyntheticTrace
@@ -94,11 +97,15 @@ class Inputs:
         from msgspec.structs import replace
 
         from oled_sim.synthesis.generate import make_recipe, write_synthetic
-        from oled_sim.synthesis.parameters import load_data_set
+        from oled_sim.synthesis.parameters import Prompts, load_data_set
 
         data = load_data_set(trace.data_set)
         if trace.block_length is not None:
             data = replace(data, block_length=trace.block_length)
+        if trace.prompt_tokens is not None:
+            data = replace(
+                data, prompts=Prompts(median_tokens=float(trace.prompt_tokens), log_spread=0.0)
+            )
         recipe = make_recipe(
             data,
             trace.model,

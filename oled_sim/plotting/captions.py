@@ -9,7 +9,8 @@ import pandas as pd
 NAMES = {
     "moe-infinity": "MoE-Infinity", "finemoe": "FineMoE", "ktransformers": "KTransformers",
     "lru": "Naive-LRU", "lfu": "LFU", "oled": "OLED", "ideal": "ideal (clairvoyant)",
-    "full": "full residency", "oled:priority": "Priority", "oled:priority+adapt": "+LayerAdapt",
+    "full": "full residency", "fiddler": "Fiddler", "hybrimoe": "HybriMoE",
+    "oled:priority": "Priority", "oled:priority+adapt": "+LayerAdapt",
     "oled:dispatch=load": "load-only dispatch", "oled:allocate=uniform": "uniform allocation",
     "oled:exact": "OLED, exact split",
 }  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis, YAxis
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from oled_sim.analysis.paper import CLAIMS
@@ -140,29 +140,31 @@ def activation_figure(activation: pd.DataFrame) -> Figure:
     """
     with styled():
         figure = page_figure()
-        axes = figure.subplots()
-        for label, rows in by_trace(activation[activation["kind"] == "denoise"]):
-            experts = rows["activated"] / rows["activation_ratio"]
-            line = axes.plot(rows["layer"], rows["activation_ratio"], label=label)[0]
-            low, high = rows["activated_p05"] / experts, rows["activated_p95"] / experts
-            axes.fill_between(
-                rows["layer"], low, high, color=line.get_color(), alpha=0.15, linewidth=0
-            )
-        claim = _CLAIMS["activation_ratio"]
-        for printed, model in ((claim.mini, "mini"), (claim.flash, "flash")):
-            assert printed is not None
-            level = printed.low
-            axes.axhline(level, **_REFERENCE)
-            axes.annotate(
-                f"paper, {model}", (1, level), (2, 0), xycoords=("axes fraction", "data"),
-                textcoords="offset points", fontsize=6, color="0.3", va="center",
-            )  # fmt: skip
-        axes.set(xlabel="MoE layer (the model's own index)", ylabel="activated experts |A| / E (%)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _percent(axes.yaxis)
-        axes.set_ylim(bottom=0)
-        axes.legend()
+        draw_activation(figure.subplots(), activation)
     return figure
+
+
+def draw_activation(axes: Axes, activation: pd.DataFrame) -> None:
+    """Draw :func:`activation_figure` into axes."""
+    for label, rows in by_trace(activation[activation["kind"] == "denoise"]):
+        experts = rows["activated"] / rows["activation_ratio"]
+        line = axes.plot(rows["layer"], rows["activation_ratio"], label=label)[0]
+        low, high = rows["activated_p05"] / experts, rows["activated_p95"] / experts
+        axes.fill_between(rows["layer"], low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    claim = _CLAIMS["activation_ratio"]
+    for printed, model in ((claim.mini, "mini"), (claim.flash, "flash")):
+        assert printed is not None
+        level = printed.low
+        axes.axhline(level, **_REFERENCE)
+        axes.annotate(
+            f"paper, {model}", (1, level), (2, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", fontsize=6, color="0.3", va="center",
+        )  # fmt: skip
+    axes.set(xlabel="MoE layer (the model's own index)", ylabel="activated experts |A| / E (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _percent(axes.yaxis)
+    axes.set_ylim(bottom=0)
+    axes.legend()
 
 
 def confidence_figure(bins: pd.DataFrame, joint: pd.DataFrame) -> Figure:
@@ -171,22 +173,27 @@ def confidence_figure(bins: pd.DataFrame, joint: pd.DataFrame) -> Figure:
     Left: mean kept share by confidence and token state; the area of a dot grows with the number of
     transitions. Right: how kept shares are distributed at each confidence, all states together.
     """
+    with styled():
+        figure = page_figure(0.3 + 2.3 * len(list(by_trace(bins))))
+        draw_confidence(figure, bins, joint)
+    return figure
+
+
+def draw_confidence(part: Figure | SubFigure, bins: pd.DataFrame, joint: pd.DataFrame) -> None:
+    """Draw :func:`confidence_figure` into a figure or a part of one."""
     traces = list(by_trace(bins))
     cells = dict(by_trace(joint))
-    with styled():
-        figure = page_figure(0.3 + 2.3 * len(traces))
-        panels = figure.subplots(len(traces), 2, squeeze=False)
-        for (left, right), (label, rows) in zip(panels, traces, strict=True):
-            _draw_states(left, rows)
-            _draw_joint(figure, right, cells[label])
-            left.set(title=label, ylabel="experts of a token kept (%)", xlim=(0, 1), ylim=(0, 1.05))
-            right.set(title="all tokens", ylabel="experts of a token kept (%)")
-            for axes in (left, right):
-                _percent(axes.yaxis)
-        for axes in panels[-1]:
-            axes.set_xlabel("confidence after the earlier pass")
-        panels[0][0].legend(loc="lower left")
-    return figure
+    panels = part.subplots(len(traces), 2, squeeze=False)
+    for (left, right), (label, rows) in zip(panels, traces, strict=True):
+        _draw_states(left, rows)
+        _draw_joint(part, right, cells[label])
+        left.set(title=label, ylabel="experts of a token kept (%)", xlim=(0, 1), ylim=(0, 1.05))
+        right.set(title="all tokens", ylabel="experts of a token kept (%)")
+        for axes in (left, right):
+            _percent(axes.yaxis)
+    for axes in panels[-1]:
+        axes.set_xlabel("confidence after the earlier pass")
+    panels[0][0].legend(loc="best")
 
 
 def _draw_states(axes: Axes, bins: pd.DataFrame) -> None:
@@ -201,7 +208,7 @@ def _draw_states(axes: Axes, bins: pd.DataFrame) -> None:
         axes.scatter(middle, rows["kept"], s=area, color=line.get_color(), alpha=0.35, linewidths=0)
 
 
-def _draw_joint(figure: Figure, axes: Axes, joint: pd.DataFrame) -> None:
+def _draw_joint(figure: Figure | SubFigure, axes: Axes, joint: pd.DataFrame) -> None:
     cells = joint[joint["state"] == "all"]
     bins = round(1 / (cells["confidence_high"] - cells["confidence_low"]).iloc[0])
     counts = np.zeros((bins, bins))
