@@ -12,9 +12,10 @@ The core knows no experiment by name. One is a module (``experiments/figNN_name.
 
     EXPERIMENT = Experiment("fig12", "TPOT and utilization", "5.2, figure 12", points, draw)
 
-``oled-sim experiment fig12 --quick`` then writes ``results/quick/fig12.parquet`` (the tidy
-table), ``fig12.manifest.json`` and ``fig12.png``. ``draw`` takes the table as a pandas frame and
-returns a figure; it lives in ``oled_sim/plotting/`` so that notebooks can call it.
+After ``pip install -e .``, which makes the entry point known, ``oled-sim experiment fig12 --quick``
+writes ``results/quick/fig12.parquet`` (the tidy table), ``fig12.manifest.json`` and ``fig12.png``.
+``draw`` takes the table as a pandas frame and returns a figure; it lives in ``oled_sim/plotting/``
+so that notebooks can call it.
 
 **Points** are frozen dataclasses of plain data with a ``measure`` that returns rows.
 
@@ -24,6 +25,10 @@ returns a figure; it lives in ``oled_sim/plotting/`` so that notebooks can call 
   its own :meth:`RunPoint.detail` adds columns from the engine's event records.
 - Anything else (an analysis of a trace, say) subclasses :class:`Point`: fields, and ``measure``.
   ``profile_for`` tells which profile its costs come from; None if there are none.
+
+**Notebooks** (``notebooks/NN_name.ipynb``, one per figure, run by ``tests/notebooks`` on quick
+results) hold no logic: ``shown(draw(load_table("fig12")))``, with ``shown`` of
+``oled_sim.plotting.notebook``. ``scripts/run_notebooks.py`` runs them and keeps their outputs.
 
 **Traces** are bundled names, folders, or :class:`SyntheticTrace`, which is made when missing.
 
@@ -36,6 +41,7 @@ from oled_sim.experiment.base import Experiment, Point, Rows, Size
 from oled_sim.experiment.grid import Detail, RunPoint
 from oled_sim.experiment.inputs import Inputs, SyntheticTrace, TraceName
 from oled_sim.experiment.registry import experiment_names, load_experiment
+from oled_sim.experiment.results import load_table
 from oled_sim.experiment.running import Finished, run_experiments
 from oled_sim.experiment.store import Store
 
@@ -53,5 +59,6 @@ __all__ = [
     "TraceName",
     "experiment_names",
     "load_experiment",
+    "load_table",
     "run_experiments",
 ]

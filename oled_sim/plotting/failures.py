@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from oled_sim.experiment.relative import SETTING
 from oled_sim.plotting.bars import draw_bars, percent_axis
 from oled_sim.plotting.pages import Page
 from oled_sim.plotting.style import styled
@@ -72,9 +73,25 @@ def with_exposed(table: pd.DataFrame) -> pd.DataFrame:
     return rest.assign(exposed_transfer_us=(lanes - resident).clip(lower=0))
 
 
+def failure_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the four patterns as numbers: shares from 0 to 1, requests pooled.
+
+    Args:
+        table: as :func:`draw_failures`.
+    """
+    keys = [*SETTING, "cache", "policy"]
+    columns = list(dict.fromkeys(c for p in PATTERNS for c in (p.part, p.whole)))
+    sums = with_exposed(table).groupby(keys, sort=False)[columns].sum()
+    shares = {f"{p.title} {p.unit}": _share(sums, p) for p in PATTERNS}
+    return pd.DataFrame(shares).reset_index()
+
+
 def _shares(rows: pd.DataFrame, pattern: Pattern) -> pd.DataFrame:
     order = list(dict.fromkeys(rows["policy"]))
     sums = rows.groupby(["cache", "policy"], sort=False)[[pattern.part, pattern.whole]].sum()
-    share = sums[pattern.part] / sums[pattern.whole].where(sums[pattern.whole] > 0)
-    wide = share.unstack("policy")[order]
+    wide = _share(sums, pattern).unstack("policy")[order]
     return wide.set_axis([f"C = {cache}" for cache in wide.index])
+
+
+def _share(sums: pd.DataFrame, pattern: Pattern) -> pd.Series:
+    return sums[pattern.part] / sums[pattern.whole].where(sums[pattern.whole] > 0)
