@@ -23,7 +23,7 @@ def points(size: Size) -> list[RunPoint]:
 
 EXPERIMENT = Experiment(
     "fig05",
-    "prior systems against the ideal cache bound",
+    "Prior systems against the ideal cache bound",
     "3.2, figure 5",
     points,
     draw_against,

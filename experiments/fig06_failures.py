@@ -27,7 +27,7 @@ def points(size: Size) -> list[RunPoint]:
 
 EXPERIMENT = Experiment(
     "fig06",
-    "four failure patterns: exposed prefetches, exposed CPU, evicted and reused, CPU and reused",
+    "Four failure patterns of prior systems, measured",
     "3.2, figure 6",
     points,
     draw_failures,

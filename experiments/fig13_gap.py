@@ -29,7 +29,7 @@ def points(size: Size) -> list[RunPoint]:
 
 EXPERIMENT = Experiment(
     "fig13",
-    "gap between OLED and the ideal cache bound over capacities",
+    "Gap between OLED and the ideal cache bound over capacities",
     "5.2, figure 13",
     points,
     draw_gap,

@@ -30,7 +30,7 @@ def points(size: Size) -> list[RunPoint]:
 
 EXPERIMENT = Experiment(
     "fig15",
-    "ablation of OLED and comparison of its components",
+    "Ablation of OLED and comparison of its components",
     "5.3, figure 15",
     points,
     draw_ablation,
