@@ -8,15 +8,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from oled_sim.experiment.relative import SETTING
 from oled_sim.plotting.captions import setting_name
-
-SETTING = ["profile", "origin", "model"]
-"""What a row of panels is of: costs, kind of trace, and the model that costs are for."""
 
 
 def settings(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the title and the rows of each setting."""
-    for (profile, origin, model), inside in rows.groupby(SETTING, sort=False):
+    for (profile, origin, model), inside in rows.groupby(list(SETTING), sort=False):
         yield setting_name(str(profile), str(origin), str(model)), inside
 
 
