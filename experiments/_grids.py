@@ -29,31 +29,25 @@ MACHINES = ("h200", "paper-testbed")
 REAL_REQUESTS = 6
 """Requests of a recorded trace: two for history, one for warm-up, three counted."""
 
-REQUESTS, OUTPUT_TOKENS, HISTORY = 5, 512, 2
-"""Of a synthetic trace; one request is for warm-up, two are counted. The systems that prefetch take
-about 1.5 ms of Python per event, and a longer trace would make a figure take an hour."""
+REQUESTS, OUTPUT_TOKENS = 6, 256
+"""Of a synthetic trace, split likewise. The systems that prefetch are Python and take about 1.5 ms
+per event: with the paper's 1,024 tokens figure 12 would take an hour."""
 
 SIGNALS = ("full_gate", "embedding")
 """What FineMoE and HybriMoE predict from, where a trace holds it."""
 
 
 class On(NamedTuple):
-    """A trace under a profile. ``requests``: how many are used; ``history``: of these, None 1/3."""
+    """A trace under a profile. ``requests``: how many of it are used."""
 
     trace: TraceName
     profile: str
     requests: int | None
-    history: int | None = None
 
     def run(self, policy: str, cache: int, kind: type[RunPoint] = RunPoint) -> RunPoint:
         """Return the point of a policy with a cache."""
         return kind(
-            self.trace,
-            policy=policy,
-            cache=cache,
-            profile=self.profile,
-            requests=self.requests,
-            history=self.history,
+            self.trace, policy=policy, cache=cache, profile=self.profile, requests=self.requests
         )
 
 
@@ -78,4 +72,4 @@ def traces_of(size: Size, machines: Sequence[str] = MACHINES) -> Iterator[On]:
             yield On(f"mini-{data_set}", f"{machine}-llada2.0-mini", REAL_REQUESTS)
         for model in MODELS:
             for data_set in DATA_SETS:
-                yield On(synthetic(model, data_set), f"{machine}-{model}", None, HISTORY)
+                yield On(synthetic(model, data_set), f"{machine}-{model}", None)

@@ -13,7 +13,7 @@ from ._grids import traces_of
 
 POLICIES = ("oled", "oled:exact", "oled:priority", "ideal")
 CAPACITIES = (16, 24, 40, 60, 80, 100, 140, 200)
-QUICK_CAPACITIES = (16, 40, 100, 200)
+QUICK_CAPACITIES = (16, 40, 100)
 
 
 def points(size: Size) -> list[RunPoint]:

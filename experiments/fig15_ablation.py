@@ -13,7 +13,7 @@ from oled_sim.plotting.ablation import ABLATION, COMPONENTS, draw_ablation
 from ._grids import CACHES, traces_of
 
 CAPACITIES = (16, 24, 40, 60, 80, 100, 140, 200)
-QUICK_CAPACITIES = (16, 40, 100, 200)
+QUICK_CAPACITIES = (16, 40, 100)
 
 
 def points(size: Size) -> list[RunPoint]:

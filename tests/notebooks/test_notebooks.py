@@ -1,6 +1,7 @@
 """Every notebook runs on quick results, and what is committed shows what its cells give."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def test_notebook_is_committed_with_small_outputs(path):
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["execution_count"] == i for i, cell in enumerate(code, 1))
     assert any("image/png" in o.get("data", {}) for cell in code for o in cell["outputs"])
+
+
+def test_every_figure_has_a_notebook():
+    shown = {experiment_of(path) for path in NOTEBOOKS}
+    assert {name for name in experiment_names() if re.fullmatch(r"fig\d\d", name)} <= shown
 
 
 def notebook(folder, *cells):
