@@ -8,6 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from oled_sim.errors import TraceError
 from oled_sim.experiment.sources import digest
 from oled_sim.trace import Trace, open_trace
 from oled_sim.trace.files import sha256_hex
@@ -120,6 +121,9 @@ class Inputs:
         try:
             write_synthetic(temporary, recipe, trace.requests, overwrite=True)
             temporary.replace(path)
+        except OSError as error:
+            if not path.is_dir():  # else another process has made it meanwhile, the same
+                raise TraceError(f"{path} cannot be written: {error.strerror}") from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return path

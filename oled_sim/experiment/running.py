@@ -50,11 +50,13 @@ def run_experiments(
 
     Raises:
         UsageError, TraceError, ProfileError, PolicyError: as simulations do, before anything is
-            measured if a profile or trace is missing.
+            measured if a profile or trace is missing, or a table in the way is no result.
         CapacityError: a process was killed, mostly for want of memory.
     """
     store = Store(folder)
     grids = {e.name: e.grid(size) for e in experiments}
+    for experiment in experiments:
+        store.check(experiment)
     every = list(dict.fromkeys(p for grid in grids.values() for p in grid))
     _check_profiles(every, store)
     traces = store.inputs.missing([point.trace for point in every])

@@ -24,6 +24,7 @@ from oled_sim.experiment.sources import digest_of
 from oled_sim.trace.files import sha256_hex
 
 FLAGS: dict[Size, str] = {"quick": " --quick", "full": ""}
+MANIFEST_SUFFIX = ".manifest.json"
 PARTS, TRACES = "parts", "traces"
 PACKAGES = ("numpy", "numba", "pyarrow", "pandas", "matplotlib")
 
@@ -97,9 +98,23 @@ class Store:
         manifest = self._manifest(experiment, points, size)
         write_table(path, table, manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        with NewFile(path.with_suffix(".manifest.json")) as file:
+        with NewFile(path.with_suffix(MANIFEST_SUFFIX)) as file:
             file.temporary.write_text(text, encoding="utf-8")
         return path
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse to write over a table that no experiment of that name has made.
+
+        Raises:
+            UsageError: there is one.
+        """
+        path = self.table(experiment.name)
+        manifest = path.with_suffix(MANIFEST_SUFFIX)
+        if path.exists() and not manifest.exists():
+            raise UsageError(
+                f"{path} exists, without {manifest.name}, so it is no result of an experiment:"
+                " give another --out"
+            )
 
     def table(self, name: str) -> Path:
         """Return the file of an experiment's table, there or not."""

@@ -8,7 +8,14 @@ import pytest
 from counting import Counted, counting
 
 from oled_sim.errors import UsageError
-from oled_sim.experiment import Experiment, RunPoint, Store, run_experiments
+from oled_sim.experiment import (
+    Experiment,
+    Inputs,
+    RunPoint,
+    Store,
+    SyntheticTrace,
+    run_experiments,
+)
 
 
 def measured(log):
@@ -147,3 +154,50 @@ def test_a_grid_holds_a_point_once(tmp_path):
         counting(tmp_path / "log", (1, 1)).grid("quick")
     with pytest.raises(UsageError, match="no points"):
         counting(tmp_path / "log", ()).grid("quick")
+
+
+def test_a_table_that_is_no_result_is_left_alone(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "counting.parquet").write_text("mine")
+    with pytest.raises(UsageError, match="no result of an experiment"):
+        run_experiments([counting(tmp_path / "log")], "quick", out)
+    assert (out / "counting.parquet").read_text() == "mine"
+    assert measured(tmp_path / "log") == []
+
+
+SHORT = SyntheticTrace("llada2.0-mini", "gsm8k", requests=1, output_tokens=16)
+
+
+def test_a_synthetic_trace_is_made_once_and_the_same(tmp_path):
+    inputs = Inputs(tmp_path / "a")
+    assert inputs.missing([SHORT, SHORT, "nano-gsm8k"]) == [SHORT]
+    inputs.make(SHORT)
+    assert inputs.missing([SHORT]) == []
+    other = Inputs(tmp_path / "b")
+    other.make(SHORT)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert inputs.open(SHORT).manifest.origin == "synthetic"
+
+
+def test_a_trace_that_another_process_has_made_is_taken(tmp_path):
+    inputs = Inputs(tmp_path)
+    path = inputs.make(SHORT)
+    before = content(tmp_path)
+    assert inputs.make(SHORT) == path
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"requests": 2},
+        {"output_tokens": 32},
+        {"block_length": 8},
+        {"signals": ("embedding",)},
+    ],
+)
+def test_every_setting_of_a_synthetic_trace_decides_about_its_folder(tmp_path, change):
+    inputs = Inputs(tmp_path)
+    assert inputs.path(replace(SHORT, **change)) != inputs.path(SHORT)
