@@ -40,7 +40,6 @@ GPUS = {
 """The paper's configurations A and B (§5.1): GPU, its memory, host memory, bytes."""
 
 CORES = 25
-WORKERS = CORES - 1  # one core drives copies and launches, as where costs were measured
 SOFTWARE = Software(os="unknown", python="unknown", torch="2.8.0", cuda="12.8", numpy="unknown")
 
 
@@ -62,7 +61,10 @@ def main() -> None:
 
 
 def testbed(geometry: str, measured: Profile) -> Profile:
-    """Return the estimate of the paper's machine for one geometry."""
+    """Return the estimate of the paper's machine for one geometry.
+
+    As many of its cores drive copies and launches as where costs were measured.
+    """
     gpu, memory, host = GPUS[geometry]
     machine = Machine(
         hardware=Hardware(
@@ -73,7 +75,7 @@ def testbed(geometry: str, measured: Profile) -> Profile:
             pcie_width=16,
             cpu="Intel Xeon Platinum 8470Q",
             cores=CORES,
-            workers=WORKERS,
+            workers=CORES - (measured.hardware.cores - measured.hardware.workers),
             host_memory_bytes=host,
         ),
         software=SOFTWARE,
