@@ -12,7 +12,7 @@ from oled_sim.plotting.capacities import draw_gap
 from ._grids import traces_of
 
 POLICIES = ("oled", "oled:exact", "oled:priority", "ideal")
-CAPACITIES = (16, 24, 40, 60, 80, 100, 140, 200)
+CAPACITIES = (16, 40, 60, 80, 100, 160)
 QUICK_CAPACITIES = (16, 40, 100)
 
 

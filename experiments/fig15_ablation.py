@@ -12,7 +12,7 @@ from oled_sim.plotting.ablation import ABLATION, COMPONENTS, draw_ablation
 
 from ._grids import CACHES, traces_of
 
-CAPACITIES = (16, 24, 40, 60, 80, 100, 140, 200)
+CAPACITIES = (16, 40, 60, 80, 100, 160)
 QUICK_CAPACITIES = (16, 40, 100)
 
 
