@@ -13,8 +13,8 @@ from oled_sim.cli.options import policy_option
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oled_sim.cli.plan_answer import Answer
     from oled_sim.geometry import CostGeometry
+    from oled_sim.planning.answer import Answer, Question
     from oled_sim.policy import Policy
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
@@ -122,9 +122,10 @@ def plan(
     """
     from oled_sim.cli.files import FIGURE, check_files
     from oled_sim.cli.grids import encode
-    from oled_sim.cli.plan_answer import Question, answer
+    from oled_sim.cli.progress import progress
     from oled_sim.costs.lanes import load_costs
     from oled_sim.engine.budget import parse_bytes
+    from oled_sim.planning.answer import Question, answer
     from oled_sim.policy_spec import parse_policies
 
     question = Question(
@@ -142,7 +143,8 @@ def plan(
     check_files({"--plot": plot}, forms={"--plot": FIGURE}, force=force)
     costs = load_costs(question.model, profile, extrapolate=extrapolate)
     memory = parse_bytes(gpu_memory) if gpu_memory else costs.profile.hardware.gpu_memory_bytes
-    found = answer(question, costs, memory)
+    with progress(_kernels(question)) as report:
+        found = answer(question, costs, memory, report)
     if plot is not None:
         _draw(plot, found)
     if as_json:
@@ -196,32 +198,21 @@ def _deployable(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
     return policies
 
 
-def _draw(path: Path, found: Answer) -> None:
-    import pandas as pd
+def _kernels(question: Question) -> set[Any]:
+    """Return what has to be compiled first."""
+    from oled_sim.cli.progress import kernels_of
+    from oled_sim.planning.routing import BUNDLED
 
-    from oled_sim.plotting.planning import draw_plan
+    found = kernels_of(question.policies.values())
+    if question.trace is None and question.model.name not in BUNDLED:
+        from oled_sim.synthesis.routing import route_layer
+
+        found.add(route_layer)
+    return found
+
+
+def _draw(path: Path, found: Answer) -> None:
+    from oled_sim.plotting.planning import draw_answer
     from oled_sim.plotting.style import save
 
-    marks: dict[str, Any] = {
-        name: (row["gpu_bytes"] / 2**30, row["tpot_us"] / 1e3)
-        for name, row in (("knee", found.row(found.found.knee)), ("plan", found.row(found.choice)))
-        if row is not None
-    }
-    curve = pd.DataFrame(
-        {
-            "policy": row["policy"],
-            "gpu_gib": row["gpu_bytes"] / 2**30,
-            "tpot_ms": row["tpot_us"] / 1e3,
-            "low_ms": row["low_us"] / 1e3,
-            "high_ms": row["high_us"] / 1e3,
-        }
-        for row in found.curve
-    )
-    figure = draw_plan(
-        curve,
-        target_ms=found.question.target_us / 1e3,
-        memory_gib=found.gpu_memory_bytes / 2**30,
-        marks=marks,
-        title=found.caption,
-    )
-    save(figure, path)
+    save(draw_answer(found), path)

@@ -7,10 +7,10 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-from oled_sim.cli.plan_answer import Answer
 from oled_sim.cli.run_table import milliseconds, print_facts
 from oled_sim.cli.tables import PROSE_WIDTH, Row, print_notes, print_table, table_console
 from oled_sim.planning.accuracy import OFTEN, Accuracy
+from oled_sim.planning.answer import Answer
 from oled_sim.planning.search import Candidate
 
 PARTS = {

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
 import msgspec
 
-from oled_sim import __version__
-from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.budget import Budget, parse_bytes, parse_capacities
-from oled_sim.engine.rules import Rules, split_requests
+from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Result
 from oled_sim.errors import UsageError
 from oled_sim.policy import Policy
 from oled_sim.policy_spec import parse_policies
+from oled_sim.run_header import describe
 from oled_sim.run_inputs import ALWAYS_READ, costs_for, expert_bytes_of, source_for
 from oled_sim.trace import Trace
 
@@ -76,37 +74,6 @@ def note_few(traces: Mapping[str, Trace], requests: int | None) -> None:
 
 def _note(text: str) -> None:
     click.echo(f"Note: {text}", err=True)
-
-
-def describe(trace: Trace, costs: LaneCosts, rules: Rules) -> dict[str, Any]:
-    """Return what every result must say: trace, both geometries, profile, run rules."""
-    manifest, profile = trace.manifest, costs.profile
-    return {
-        "version": __version__,
-        "trace": {
-            "path": str(trace.path),
-            "name": trace.path.name,
-            "origin": manifest.origin,
-            "model": manifest.model.name,
-            "checksum": manifest.checksum,
-        },
-        "routing_geometry": asdict(trace.geometry),
-        "cost_geometry": asdict(costs.geometry) | {"expert_bytes": costs.geometry.expert_bytes},
-        "stands_for": manifest.stands_for,
-        "expert_bytes": manifest.expert_bytes,
-        "profile": {
-            "name": profile.name,
-            "status": profile.status,
-            "provisional": profile.provisional,
-            "gpu": profile.hardware.gpu,
-            "cpu": profile.hardware.cpu,
-            "workers": costs.workers,
-            "link_gb_s": costs.link_bandwidth_gb_s,
-            "extrapolate": costs.extrapolate,
-        },
-        "rules": asdict(rules),
-        "splits": asdict(split_requests(trace.requests, rules)),
-    }
 
 
 def to_json(header: dict[str, Any], results: Sequence[Result]) -> str:

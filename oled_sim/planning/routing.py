@@ -27,7 +27,7 @@ def trace_for(model: CostGeometry, given: str | None, signals: frozenset[str]) -
     Args:
         model: what is planned.
         given: the user's trace, or None.
-        signals: what policies need.
+        signals: what policies use.
 
     Raises:
         UsageError: there is none for such a model, or it routes over other experts.

@@ -14,6 +14,36 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from oled_sim.planning.answer import Answer
+
+
+def draw_answer(found: Answer) -> Figure:
+    """Draw what a plan looked at, its answer and the knee."""
+    import pandas as pd
+
+    marks = {
+        name: (row["gpu_bytes"] / 2**30, row["tpot_us"] / 1e3)
+        for name, row in (("knee", found.row(found.found.knee)), ("plan", found.row(found.choice)))
+        if row is not None
+    }
+    curve = pd.DataFrame(found.curve)
+    shown = pd.DataFrame(
+        {
+            "policy": curve["policy"],
+            "gpu_gib": curve["gpu_bytes"] / 2**30,
+            "tpot_ms": curve["tpot_us"] / 1e3,
+            "low_ms": curve["low_us"] / 1e3,
+            "high_ms": curve["high_us"] / 1e3,
+        }
+    )
+    return draw_plan(
+        shown,
+        target_ms=found.question.target_us / 1e3,
+        memory_gib=found.gpu_memory_bytes / 2**30,
+        marks=marks,
+        title=found.caption,
+    )
+
 
 def draw_plan(
     curve: pd.DataFrame,

@@ -1,14 +1,12 @@
-"""What ``oled-sim plan`` works out, before it is printed."""
+"""The whole of a plan: what was asked, what was found, what it rests on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oled_sim.cli.progress import kernels_of, progress, say_if_compiling
-from oled_sim.cli.simulating import describe, expert_bytes_of, source_for
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Rules
@@ -19,6 +17,8 @@ from oled_sim.planning.memory import Bill, Serving, largest_cache, memory_bill
 from oled_sim.planning.routing import BUNDLED, trace_for
 from oled_sim.planning.search import Candidate, Found, search
 from oled_sim.policy import Policy
+from oled_sim.run_header import describe
+from oled_sim.run_inputs import expert_bytes_of, source_for
 from oled_sim.sweep import Grid, sweep
 from oled_sim.trace import Trace
 
@@ -162,23 +162,33 @@ class Answer:
         }
 
 
-def answer(question: Question, costs: LaneCosts, gpu_memory_bytes: int) -> Answer:
+def answer(
+    question: Question,
+    costs: LaneCosts,
+    gpu_memory_bytes: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Answer:
     """Work out a plan.
+
+    Args:
+        question: what is asked.
+        costs: of the model on some machine.
+        gpu_memory_bytes: that there is.
+        progress: called with (runs of a request done, all of them).
 
     Raises:
         CapacityError: the model does not fit even with the smallest cache.
         UsageError, TraceError: no trace to plan with, or one of other routing.
         ProfileError: a count lies outside the profiled range.
     """
-    signals = frozenset().union(*(p.needs for p in question.policies.values()))
+    signals: frozenset[str] = frozenset().union(*(p.needs | p.wants for p in question.policies.values()))
     largest_cache(question.model, question.serving(1), gpu_memory_bytes)  # before any work
-    _say_if_generating(question)
     with trace_for(question.model, question.trace, signals) as trace:
         serving = question.serving(_block_length(trace))
         largest = largest_cache(question.model, serving, gpu_memory_bytes)
         rules = _rules(question)
         accuracy = find_accuracy(costs.profile, list(question.policies), question.validation)
-        found = _search(question, trace, costs, rules, largest, accuracy)
+        found = _search(question, trace, costs, rules, largest, accuracy, progress)
         header = describe(trace, costs, rules)
     return Answer(question, header, serving, gpu_memory_bytes, largest, found, accuracy)
 
@@ -200,13 +210,6 @@ def _rules(question: Question) -> Rules:
     )
 
 
-def _say_if_generating(question: Question) -> None:
-    if question.trace is None and question.model.name not in BUNDLED:
-        from oled_sim.synthesis.routing import route_layer
-
-        say_if_compiling([route_layer])
-
-
 def _search(
     question: Question,
     trace: Trace,
@@ -214,25 +217,25 @@ def _search(
     rules: Rules,
     largest: int,
     accuracy: Mapping[str, Accuracy],
+    progress: Callable[[int, int], None] | None,
 ) -> Found:
     policies = question.policies
     source = source_for(trace, policies.values())
     expert_bytes = expert_bytes_of(trace, costs)
-    with progress(kernels_of(policies.values())) as report:
 
-        def simulate(labels: Sequence[str], caches: Sequence[int]) -> list[Result]:
-            grid = Grid(
-                {label: policies[label] for label in labels},
-                [Budget(cache=cache) for cache in caches],
-                batches=(question.batch,),
-            )
-            return sweep(source, grid, costs, rules, expert_bytes=expert_bytes, progress=report)
-
-        return search(
-            simulate,
-            list(policies),
-            least=question.model.top_k,
-            largest=largest,
-            target_us=question.target_us,
-            margins={policy: a.margin for policy, a in accuracy.items()},
+    def simulate(labels: Sequence[str], caches: Sequence[int]) -> list[Result]:
+        grid = Grid(
+            {label: policies[label] for label in labels},
+            [Budget(cache=cache) for cache in caches],
+            batches=(question.batch,),
         )
+        return sweep(source, grid, costs, rules, expert_bytes=expert_bytes, progress=progress)
+
+    return search(
+        simulate,
+        list(policies),
+        least=question.model.top_k,
+        largest=largest,
+        target_us=question.target_us,
+        margins={policy: a.margin for policy, a in accuracy.items()},
+    )
