@@ -72,6 +72,8 @@ class Panel:
     def mean(self, column: str, **setting: Any) -> Array:
         """Return the mean of a column over the settings with these values, each counting alike.
 
+        Settings without a figure (NaN) count for nothing.
+
         Raises:
             MissingSettingError: there is none.
         """
@@ -80,7 +82,7 @@ class Panel:
         ]
         if not found:
             raise MissingSettingError(f"no {column} of {setting}")
-        return np.mean(np.stack(found), axis=0)
+        return _over_settings(np.stack(found))
 
     def _fits(self, key: tuple[Any, ...], setting: Mapping[str, Any]) -> bool:
         return all(key[1 + self.names.index(n)] == v for n, v in setting.items())
@@ -125,10 +127,17 @@ def estimate(
                 drawn[column, *setting] = _weighted(values, weights.astype(np.float64))
     value = float(statistic(Panel(names, plain))[0])
     low, high = float("nan"), float("nan")
-    if min(requests, default=0) > 1:
+    if min(requests, default=0) > 1 and not np.isnan(value):
         tail = (1 - LEVEL) / 2
         low, high = map(float, np.nanquantile(statistic(Panel(names, drawn)), [tail, 1 - tail]))
     return Estimate(value, low, high, sum(requests))
+
+
+def _over_settings(means: Array) -> Array:
+    """Return the mean over rows of what is not NaN, float64 [R]; NaN where nothing is left."""
+    known = ~np.isnan(means)
+    total = np.where(known, means, 0.0).sum(axis=0)
+    return total / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
 
 
 def _by_setting(

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from oled_sim.cli.main import cli
 from oled_sim.errors import MeasurementError
+from oled_sim.experiment import experiment_names
 from oled_sim.scoreboard.board import judge_all, load_claims, machine_of, replay_table
 from oled_sim.scoreboard.claim import REPLAYS, Claim
 from oled_sim.scoreboard.table import board_table
@@ -160,6 +161,11 @@ def test_registered_claims_are_whole():
         assert claim.experiment is not None or claim.why, claim.key
         if not claim.stated.numeric:
             assert claim.stated.text, claim.key
+
+
+def test_claims_name_experiments_that_are_there():
+    wanted = {claim.experiment for claim in load_claims()} - {None}
+    assert wanted <= set(experiment_names())
 
 
 def test_the_command_judges_what_is_there(tmp_path):

@@ -56,6 +56,13 @@ def test_a_request_without_a_figure_counts_for_nothing():
     assert found.value == 2.0
 
 
+def test_a_trace_without_a_figure_counts_for_nothing():
+    without = rows(oled=[np.nan, np.nan]).assign(trace="u")
+    table = pd.concat([rows(oled=[1.0, 3.0]), without])
+    assert of(table, lambda panel: panel.mean("tpot_us")).value == 2.0
+    assert np.isnan(of(without, lambda panel: panel.mean("tpot_us")).value)
+
+
 def test_the_same_seed_gives_the_same_interval():
     table = rows(lru=[2.0, 4.0, 9.0], oled=[1.0, 1.0, 2.0])
     assert of(table) == of(table.sample(frac=1, random_state=1))
