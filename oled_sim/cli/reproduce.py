@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from oled_sim.scoreboard.claim import Claim, Judged
+    from oled_sim.scoreboard.text import Coverage
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
@@ -84,7 +85,8 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / TABLE, board_table(board), {"size": size, "seed": seed})
     with NewFile(folder / PAGE) as file:
-        file.temporary.write_text(markdown(board), encoding="utf-8")
+        text = markdown(board, _coverage(tables, folder, size))
+        file.temporary.write_text(text, encoding="utf-8")
     _print(board, as_json=as_json)
 
 
@@ -107,6 +109,22 @@ def _tables(claims: Iterable[Claim], folder: Path) -> dict[str, pd.DataFrame]:
     names = dict.fromkeys(claim.experiment for claim in claims if claim.experiment)
     files = {name: folder / f"{name}.parquet" for name in names}
     return {name: pd.read_parquet(file) for name, file in files.items() if file.is_file()}
+
+
+def _coverage(names: Iterable[str], folder: Path, size: Any) -> list[Coverage]:
+    """Return how much of each experiment's grid the tables hold, as their manifests say."""
+    import json
+
+    from oled_sim.experiment import load_experiment
+    from oled_sim.scoreboard.text import Coverage
+
+    found = []
+    for name in names:
+        manifest = folder / f"{name}.manifest.json"
+        if manifest.is_file():
+            points = json.loads(manifest.read_text(encoding="utf-8"))["points"]
+            found.append(Coverage(name, len(points), len(load_experiment(name).grid(size))))
+    return found
 
 
 def _replays(folder: Path | None) -> dict[str, pd.DataFrame]:

@@ -78,7 +78,7 @@ def draw_plan(
             axes.annotate(name, (gib, ms), (6, 8), textcoords="offset points")
         axes.set(xlabel="GPU memory (GiB)", ylabel="time per output token (ms)", title=title)
         axes.set_ylim(bottom=0)
-        axes.legend(loc="upper right", bbox_to_anchor=(0.95, 1.0))
+        axes.legend(loc="upper right", bbox_to_anchor=(0.9, 1.0))
     return figure
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from oled_sim.scoreboard.claim import Evidence, Judged, Reading
 from oled_sim.scoreboard.verdict import Stated, Verdict
@@ -35,13 +36,30 @@ def counts(board: Sequence[Judged], machine: str) -> dict[Verdict, int]:
     return {verdict: found[verdict] for verdict in Verdict}
 
 
-def markdown(board: Sequence[Judged]) -> str:
-    """Return the scoreboard: how many of each verdict, then a row per claim.
+class Coverage(NamedTuple):
+    """How much of an experiment a table holds: its ``points``, ``of`` so many of the whole grid."""
+
+    experiment: str
+    points: int
+    of: int
+
+
+def markdown(board: Sequence[Judged], coverage: Iterable[Coverage] = ()) -> str:
+    """Return the scoreboard: how many of each verdict, a row per claim, what it was read from.
 
     Cells hold a figure per machine, in the order of the first table.
     """
     machines = machines_of(board)
-    return "\n".join([*_summary(board, machines), "", *HEAD, *_rows(board, machines)]) + "\n"
+    lines = [*_summary(board, machines), "", *HEAD, *_rows(board, machines)]
+    return "\n".join([*lines, *_coverage(coverage)]) + "\n"
+
+
+def _coverage(coverage: Iterable[Coverage]) -> Iterator[str]:
+    """Yield which part of each grid had been measured."""
+    found = [f"{c.experiment} {c.points:,} of {c.of:,}" for c in coverage]
+    if found:
+        yield ""
+        yield f"Points that had been measured, of the grids: {', '.join(found)}."
 
 
 def _summary(board: Sequence[Judged], machines: Sequence[str]) -> Iterator[str]:

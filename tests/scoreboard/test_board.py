@@ -15,7 +15,7 @@ from oled_sim.experiment import experiment_names
 from oled_sim.scoreboard.board import judge_all, load_claims, machine_of, replay_table
 from oled_sim.scoreboard.claim import REPLAYS, Claim
 from oled_sim.scoreboard.table import board_table
-from oled_sim.scoreboard.text import counts, figure, markdown
+from oled_sim.scoreboard.text import Coverage, counts, figure, markdown
 from oled_sim.scoreboard.verdict import Verdict, exactly
 
 
@@ -127,6 +127,12 @@ def test_markdown_holds_every_figure_and_escapes_bars():
     assert "1.90× (1.90–1.90) ●" in text
     assert text.splitlines()[0].startswith("| costs of | ● reproduced")
     assert "| reproduced | Because. |" in text
+
+
+def test_markdown_says_how_much_was_measured():
+    text = markdown([judged(table(2.0))], [Coverage("fig12", 60, 1216), Coverage("fig13", 1, 2)])
+    assert text.endswith("of the grids: fig12 60 of 1,216, fig13 1 of 2.\n")
+    assert "grids" not in markdown([judged(table(2.0))])
 
 
 def test_counts_add_up():
