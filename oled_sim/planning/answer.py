@@ -181,7 +181,9 @@ def answer(
         UsageError, TraceError: no trace to plan with, or one of other routing.
         ProfileError: a count lies outside the profiled range.
     """
-    signals: frozenset[str] = frozenset().union(*(p.needs | p.wants for p in question.policies.values()))
+    signals: frozenset[str] = frozenset().union(
+        *(p.needs | p.wants for p in question.policies.values())
+    )
     largest_cache(question.model, question.serving(1), gpu_memory_bytes)  # before any work
     with trace_for(question.model, question.trace, signals) as trace:
         serving = question.serving(_block_length(trace))
