@@ -117,6 +117,8 @@ def stated_text(stated: Stated, unit: str) -> str:
         return stated.text
     if stated.low == stated.high:
         return f"{figure(stated.low)}{_with(unit)}"
+    if math.isinf(stated.low):
+        return f"≤ {figure(stated.high)}{_with(unit)}"
     if math.isinf(stated.high):
         return f"> {figure(stated.low)}{_with(unit)}"
     return f"{figure(stated.low)}–{figure(stated.high)}{_with(unit)}"

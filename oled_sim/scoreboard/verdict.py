@@ -10,8 +10,9 @@ In this order:
    out, and our effect is at least a third of the paper's;
 5. *not reproduced*.
 
-A statement without a number ("falls", "is lower") can be in direction at best, since there is
-nothing to reproduce; for it the third of an effect does not apply.
+A statement of smallness ("at most 15 %") is reproduced or not, never in direction: a larger figure
+speaks against it. A statement without a number ("falls", "is lower") can be in direction at best,
+since there is nothing to reproduce; for it the third of an effect does not apply.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ def above(low: float, *, no_effect: float) -> Stated:
     return Stated(low, math.inf, no_effect)
 
 
+def at_most(high: float) -> Stated:
+    """Return the statement that the figure is no larger than a number."""
+    return Stated(-math.inf, high, no_effect=-math.inf)
+
+
 def direction(text: str, *, no_effect: float, rises: bool = True) -> Stated:
     """Return a statement without a number."""
     return Stated(math.nan, math.nan, no_effect, rises, text)
@@ -125,6 +131,8 @@ def _agrees_in_direction(ours: Estimate, stated: Stated) -> bool:
     excludes = ours.low > stated.no_effect if upward else ours.high < stated.no_effect
     if not stated.numeric:
         return excludes
+    if math.isinf(stated.low) and stated.low < 0:
+        return False
     theirs = stated.nearest(ours.value) - stated.no_effect
     return excludes and abs(ours.value - stated.no_effect) >= LEAST_PART * abs(theirs)
 

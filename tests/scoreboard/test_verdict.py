@@ -5,7 +5,7 @@ import math
 import pytest
 
 from oled_sim.scoreboard.estimate import Estimate
-from oled_sim.scoreboard.verdict import Verdict, above, between, direction, exactly, judge
+from oled_sim.scoreboard.verdict import Verdict, above, at_most, between, direction, exactly, judge
 
 NAN = math.nan
 
@@ -40,6 +40,10 @@ SPEEDUP = exactly(1.95, no_effect=1.0)
         (above(0.65, no_effect=0.0), ours(0.16, 0.15, 0.17), Verdict.NOT_REPRODUCED),
         (exactly(-54.0, no_effect=0.0), ours(-30.0, -31.0, -29.0), Verdict.IN_DIRECTION),
         (exactly(-54.0, no_effect=0.0), ours(30.0, 29.0, 31.0), Verdict.NOT_REPRODUCED),
+        (at_most(15.0), ours(2.0, 1.0, 3.0), Verdict.REPRODUCED),
+        (at_most(15.0), ours(17.0, 16.5, 18.0), Verdict.REPRODUCED),  # within 15 %
+        (at_most(15.0), ours(60.0, 14.0, 90.0), Verdict.REPRODUCED),  # the interval reaches it
+        (at_most(15.0), ours(60.0, 50.0, 70.0), Verdict.NOT_REPRODUCED),
         (direction("falls", no_effect=0.0, rises=False), ours(-1, -2, -0.5), Verdict.IN_DIRECTION),
         (direction("falls", no_effect=0.0, rises=False), ours(-1, -2, 0.5), Verdict.NOT_REPRODUCED),
         (direction("rises", no_effect=0.0), ours(1, 0.5, 2), Verdict.IN_DIRECTION),
