@@ -130,7 +130,7 @@ def _about_safety(found: Answer) -> str:
     safe = found.found.safe
     margin = f"the interval's upper end and the error that {OFTEN:.0%} of those points stay within"
     if safe is None:
-        return f"Safe side: with {margin} no cache that fits meets the target."
+        return f"Safe side: with {margin}, no cache that fits meets the target."
     return (
         f"Safe side: with {margin}, keep {safe.cache} per layer with {safe.policy}"
         f" ({milliseconds(safe.tpot_us.value)} ms, {gib(found.bill(safe).total)} GiB)."
