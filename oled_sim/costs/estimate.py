@@ -2,8 +2,9 @@
 
 What a kernel takes is split in two: the time that its bytes and operations need at the machine's
 peak rates (its roofline), and the rest: launches, latency, imperfect kernels. The roofline is
-replaced by that of the other machine and the other geometry, the rest is kept as measured. Work
-of the CPU lane is kept the same per worker. The result says ``estimated`` wherever it is used.
+replaced by that of the other machine and the other geometry, the rest is kept as measured, or
+grows with the work where a table is one kernel. Work of the CPU lane is kept the same per worker.
+The result says ``estimated`` wherever it is used.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from oled_sim.costs.profile import (
 from oled_sim.costs.work import WORK, Work, link_bytes
 from oled_sim.errors import UsageError
 from oled_sim.geometry import CostGeometry
+
+_ONE_KERNEL = frozenset({"gpu_experts", "block_attention"})
+"""Tables of one kernel, which is as far from its roofline with other sizes: what it takes beyond
+the table's shortest time grows with the work. Elsewhere the rest is launches and latency."""
 
 _OVER_LINK = frozenset({"h2d", "h2d_pageable", "d2h", "cpu_link"})
 
@@ -126,13 +131,16 @@ class _Move:
             return self._on_workers
         if table in _OVER_LINK:
             return lambda time, x, _: self._over_link(table, time, x)
-        work = WORK[table]
-        return lambda time, x, y: self._on_gpu(work, time, x, y)
+        return lambda time, x, y: self._on_gpu(table, time, x, y)
 
-    def _on_gpu(
-        self, work: Callable[[CostGeometry, float, float], Work], time: float, x: float, y: float
-    ) -> float:
-        rest = time - self._source.gpu_us(work(self._before, x, y))
+    def _on_gpu(self, table: str, time: float, x: float, y: float) -> float:
+        work = WORK[table]
+        before = self._source.gpu_us(work(self._before, x, y))
+        after = self._source.gpu_us(work(self._after, x, y))
+        rest = time - before
+        if table in _ONE_KERNEL:
+            fixed = min(_least(getattr(self._measured, table)), time)
+            rest = fixed + (time - fixed) * after / before - after
         return max(rest, 0.0) + self._machine.rates.gpu_us(work(self._after, x, y))
 
     def _over_link(self, table: str, time: float, count: float) -> float:
@@ -152,6 +160,10 @@ class _Move:
         found = _along(self._measured.cpu_experts, tokens, alike)
         memory = experts * self._after.expert_bytes / self._machine.rates.cpu_memory_gb_s / 1e3
         return max(found, memory)
+
+
+def _least(table: Curve | Grid) -> float:
+    return float(np.nanmin(np.array(table.median_us)))
 
 
 def _along(table: Grid, column: float, row: float) -> float:
@@ -187,7 +199,8 @@ def _rounded(time: float) -> float:
 
 
 def _exactly(measured: Quantiles) -> Quantiles:
-    return Quantiles(median=measured.median, p10=measured.median, p90=measured.median, repeats=1)
+    value = measured.median
+    return Quantiles(median=value, p10=value, p90=value, repeats=1)
 
 
 def _host(host: Host) -> Host:

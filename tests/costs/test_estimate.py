@@ -75,6 +75,25 @@ def test_half_the_memory_bandwidth_adds_the_time_of_the_bytes_once_more(measured
     assert slow.gpu_experts.repeats == [[1, 1], [1, 1]]
 
 
+def test_one_kernel_is_as_far_from_its_roofline_with_other_sizes(measured: Profile):
+    point = msgspec.structs.replace(
+        measured,
+        gpu_experts=grid(EXPERTS, [32, 64], [2, 3], [[60.0, 70.0], [200.0, 230.0]]),
+        merge=msgspec.structs.replace(
+            measured.merge, median_us=[50.0] * 2, p10_us=[50.0] * 2, p90_us=[50.0] * 2
+        ),
+    )
+    wide = carried(point, FLASH)
+    before, after = (WORK["gpu_experts"](g, 64, 2).size_bytes / 4000e3 for g in (MINI, FLASH))
+    assert wide.gpu_experts.median_us[1][0] == pytest.approx(60 + 140 * after / before, abs=2e-3)
+    # 60 µs is the table's least, no work in it that could grow; but the bytes take longer now.
+    floor = WORK["gpu_experts"](FLASH, 32, 2).size_bytes / 4000e3
+    assert wide.gpu_experts.median_us[0][0] == pytest.approx(floor, abs=2e-3)
+    # Merging is mostly launches: the bytes alone grow.
+    added = (WORK["merge"](FLASH, 1, 0).size_bytes - WORK["merge"](MINI, 1, 0).size_bytes) / 4000e3
+    assert wide.merge.median_us[0] == pytest.approx(50 + added, abs=2e-3)
+
+
 def test_operations_decide_where_there_are_many(measured: Profile):
     tokens = 4096.0
     work = WORK["gpu_experts"](MINI, 1, tokens)
