@@ -1,9 +1,10 @@
 """What the host adds when a run puts the parts together: measured by running, off any trace.
 
-A few passes with made-up routes run on the lanes just measured, and the simulator predicts the
-same passes from the tables. What a pass, an event, an event with arrivals and one with a job of
-the CPU lane take longer than their parts is the host's: Python between the launches, and noticing
-that something has ended.
+A few passes with made-up routes run on the lanes just measured, through as many layers as the
+model has (fewer would stay in the caches of host and GPU), and the simulator predicts the same
+passes from the tables. What a pass, an event, an event with arrivals and one with a job of the CPU
+lane take longer than their parts is the host's: Python between the launches, and noticing that
+something has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
@@ -32,13 +34,15 @@ from oled_sim.hardware.machine import Machine
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.timing import spread
 from oled_sim.hardware.replay import load_residents, no_garbage_collection
+from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
 from oled_sim.policy import Event, Lane, Policy
 from oled_sim.trace.builder import RequestBuilder
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 
-LAYERS = 2
+SHARE = 0.5
+"""Of the GPU's free memory, what the experts of the trial's layers may take."""
 TOKENS = 16
 CONTEXT = 512
 STAGING = 16
@@ -61,11 +65,17 @@ class SendMisses(Policy):
 
 @dataclass(frozen=True)
 class Trial:
-    """One made-up run. ``renewed``: experts of each layer that change from pass to pass."""
+    """One made-up run.
+
+    Attributes:
+        lane: where misses go.
+        renewed: experts of each layer that change from pass to pass.
+        events: how many to run at least, after the warm-up.
+    """
 
     lane: Lane
     renewed: int
-    passes: int
+    events: int
 
 
 class Folded:
@@ -85,16 +95,16 @@ class Folded:
 class Repeated:
     """Host experts of a few layers as those of more."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, layers: int) -> None:
         have = rig.experts.packed
-        self.packed = [have[layer % len(have)] for layer in range(LAYERS)]
+        self.packed = [have[layer % len(have)] for layer in range(layers)]
 
 
 def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
     """Return what the host adds to the parts that ``profile`` holds."""
     costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
-    machine = _machine(rig)
-    few, many = (6, 8) if quick else (24, 60)
+    machine = _machine(rig, depth(rig, quick=quick))
+    few, many = (12, 16) if quick else (120, 240)
     hits = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, many))
     copies = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 24, few))
     jobs = _gaps(rig, machine, costs, Trial(Lane.CPU, JOB, few))
@@ -108,6 +118,15 @@ def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
     )
 
 
+def depth(rig: Rig, *, quick: bool) -> int:
+    """Return through how many layers trials run: all that the model has, if the GPU holds them."""
+    if quick or not rig.place.cuda:
+        return min(2, rig.cost.moe_layers)
+    free, _ = torch.cuda.mem_get_info(rig.place.device)
+    layer_bytes = _cache(rig.cost.experts) * expert_elements(rig.cost) * rig.place.item_bytes
+    return max(1, min(rig.cost.moe_layers, int(SHARE * free / layer_bytes)))
+
+
 @dataclass(frozen=True)
 class Gaps:
     """Measured less predicted, µs: of what passes do besides events, and of events."""
@@ -118,8 +137,8 @@ class Gaps:
 
 def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     """Run a trial on the machine and in the simulator; return how they differ."""
-    cost = rig.cost
-    geometry = RoutingGeometry(tuple(range(1, LAYERS + 1)), cost.experts, cost.top_k)
+    cost, layers = rig.cost, len(machine.experts.packed)
+    geometry = RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
     trace = _request(geometry, trial)
     cache = _cache(cost.experts)
     predicted, measured = (
@@ -128,8 +147,8 @@ def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     )
     lengths = [r.course.times[:, T_END] - r.course.times[:, T_START] for r in (predicted, measured)]
     whole = [r.course.pass_times[:, 1] - r.course.pass_times[:, 0] for r in (predicted, measured)]
-    outside = [w - e.reshape(-1, LAYERS).sum(axis=1) for w, e in zip(whole, lengths, strict=True)]
-    return Gaps((outside[1] - outside[0])[WARM_UP:], (lengths[1] - lengths[0])[WARM_UP * LAYERS :])
+    outside = [w - e.reshape(-1, layers).sum(axis=1) for w, e in zip(whole, lengths, strict=True)]
+    return Gaps((outside[1] - outside[0])[WARM_UP:], (lengths[1] - lengths[0])[WARM_UP * layers :])
 
 
 def _run(
@@ -139,19 +158,20 @@ def _run(
     rules = Rules(staging=STAGING)
     simulation = Simulation(SendMisses(lane), geometry, costs, Budget(cache=cache), rules)
     if live:
-        slots = SlotMap(LAYERS, geometry.experts, LAYERS * cache + STAGING)
+        layers = len(geometry.layers)
+        slots = SlotMap(layers, geometry.experts, layers * cache + STAGING)
         load_residents(machine, slots, simulation.state.pools.resident)
         simulation.pace = LivePace(machine, slots)
     with no_garbage_collection():
         return simulation.run_group(Group("counted", (0,)), make_batch([trace], geometry, costs))
 
 
-def _machine(rig: Rig) -> Machine:
+def _machine(rig: Rig, layers: int) -> Machine:
     """Return the rig's parts as a machine, ready to run passes of ``TOKENS`` tokens."""
     place, clock = rig.place, Clock(rig.place.device)
-    backbone = Backbone(place, rig.cost, LAYERS, TOKENS, CONTEXT + 2 * TOKENS, SEED)
-    experts: Any = Repeated(rig)
-    slab = Slab(place, rig.cost, LAYERS * _cache(rig.cost.experts) + STAGING)
+    backbone = Backbone(place, rig.cost, layers, TOKENS, CONTEXT + 2 * TOKENS, SEED)
+    experts: Any = Repeated(rig, layers)
+    slab = Slab(place, rig.cost, layers * _cache(rig.cost.experts) + STAGING)
     machine = Machine(
         place=place,
         clock=clock,
@@ -184,7 +204,7 @@ def _request(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
     active = max(geometry.top_k, _active(geometry.experts))
     sets = [rng.permutation(geometry.experts) for _ in geometry.layers]
     nothing = np.zeros(TOKENS, np.bool_)
-    for _ in range(trial.passes + WARM_UP):
+    for _ in range(-(-trial.events // len(sets)) + WARM_UP):
         routes = [_spread(rng, ids[:active], geometry.top_k) for ids in sets]
         builder.add_pass(
             kind=Kind.DENOISE,
