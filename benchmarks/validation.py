@@ -4,8 +4,8 @@ On a machine with a GPU, where oled-sim is installed:
 
     python benchmarks/validation.py --out validation --passes 96
 
-What is there already is not run again, so a run that was stopped goes on. Points must come from
-the machine of the profile beside them.
+All policies run in one process. What is there already is not run again, so a run that was stopped
+goes on. Points must come from the machine of the profile beside them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-POLICIES = ("lru", "lfu", "oled", "oled:priority", "fiddler", "hybrimoe")
-PREFETCHING = ("moe-infinity",)
+POLICIES = ("lru", "lfu", "oled", "fiddler", "hybrimoe", "moe-infinity")
 CACHES = "20,40,60,100,160"
-PREFETCHING_CACHES = "40,100"
 TRACES = ("mini-gsm8k", "mini-humaneval", "mini-science")
 
 
@@ -32,12 +31,13 @@ def main() -> None:
     common = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / "points"]
     common += ["--passes", args.passes, "--repetitions", args.repetitions]
     common += ["--requests", args.requests]
-    for trace in TRACES:
-        common += ["--trace", trace]
-    if not args.only_prefetching:
-        _run("replay", *common, *_policies(POLICIES), "--cache", args.caches)
-    if not args.no_prefetching:
-        _run("replay", *common, *_policies(PREFETCHING), "--cache", PREFETCHING_CACHES)
+    common += _repeated("--trace", args.trace or TRACES)
+    common += _repeated("--policy", args.policy or POLICIES)
+    if args.layers:
+        common += ["--layers", args.layers]
+    _run("replay", *common, "--cache", args.caches)
+    if args.no_report:
+        return
     report = ["--profile", profile, "--out", args.out / "report", "--force"]
     _run("validate", args.out / "points", *report)
 
@@ -51,13 +51,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=96, help="decode passes of a request")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1, help="requests of every trace")
-    parser.add_argument("--no-prefetching", action="store_true")
-    parser.add_argument("--only-prefetching", action="store_true")
+    parser.add_argument("--layers", type=int, help="first MoE layers to run, default all")
+    parser.add_argument("--trace", action="append", help="default: " + ", ".join(TRACES))
+    parser.add_argument("--policy", action="append", help="default: " + ", ".join(POLICIES))
+    parser.add_argument("--no-report", action="store_true", help="measure and do not compare")
     return parser.parse_args()
 
 
-def _policies(specs: tuple[str, ...]) -> list[str]:
-    return [part for spec in specs for part in ("--policy", spec)]
+def _repeated(option: str, values: Sequence[str]) -> list[str]:
+    return [part for value in values for part in (option, value)]
 
 
 def _run(*arguments: object) -> None:

@@ -65,7 +65,7 @@ policy_options = options(
     ),
     click.option(
         "--workers", type=click.IntRange(min=1), metavar="N",
-        help="CPU threads that compute experts. Default: all cores but one beside a GPU, else"
+        help="CPU threads that compute experts. Default: 3/4 of the cores beside a GPU, else"
         " half of them.",
     ),
 )  # fmt: skip

@@ -48,7 +48,7 @@ Examples:
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="CPU threads that compute experts. [default: all cores but one; half of them on cpu]",
+    help="CPU threads that compute experts. [default: 3/4 of the cores; half of them on cpu]",
 )
 @click.option(
     "--block",

@@ -55,6 +55,7 @@ class Asked(NamedTuple):
     out: Path
     requests: int
     passes: int
+    layers: int | None
     repetitions: int
     verify: bool
     force: bool
@@ -89,6 +90,12 @@ class Asked(NamedTuple):
     show_default=True,
     metavar="N",
     help="Decode passes of each; 0 for all.",
+)
+@click.option(
+    "--layers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run the first MoE layers of the traces alone, where host memory cannot hold all.",
 )
 @click.option(
     "--repetitions",
@@ -186,6 +193,7 @@ def _job(
         rules=Rules(scope=rest["scope"], staging=rest["staging"]),
         requests=asked.requests,
         passes=asked.passes or None,
+        layers=asked.layers,
         repetitions=asked.repetitions,
         place=place,
         workers=workers,
@@ -224,7 +232,7 @@ def _left_to_do(job: Job, asked: Asked) -> list[Task]:
 
 SETTINGS = (
     "policy", "cache", "rules", "geometry", "trace", "history", "warmup", "measured",
-    "repetitions", "profile",
+    "layers", "repetitions", "profile",
 )  # fmt: skip
 """What a point that is there must have in common with what was asked for."""
 

@@ -227,7 +227,7 @@ def _host(profile: Profile) -> dict[str, float]:
     """Return what the host adds, by the names that tables have for it, µs."""
     names = ("per_pass", "per_event", "per_arrival", "per_cpu_job")
     found = {name: getattr(profile.host, name, None) for name in names}
-    return {f"{name}_us": value.median if value else 0.0 for name, value in found.items()}
+    return {f"{name}_us": value.expected if value else 0.0 for name, value in found.items()}
 
 
 def _factors(profile: Profile) -> NDArray[np.float64]:
@@ -240,7 +240,7 @@ def _factors(profile: Profile) -> NDArray[np.float64]:
             others = [o for i, o in enumerate(lanes) if busy >> i & 1 and o != name]
             if others:
                 key = others[0] if len(others) == 1 else "both"
-                factors[lane, busy] = getattr(beside, key).median
+                factors[lane, busy] = getattr(beside, key).expected
     return factors
 
 

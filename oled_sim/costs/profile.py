@@ -29,7 +29,7 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Quantiles(_Strict, frozen=True):
-    """Median of a repeated measurement with its 10th and 90th percentiles.
+    """Median of a repeated measurement with its 10th and 90th percentiles, and its mean.
 
     In microseconds where it is a time, without unit where it is a slow-down factor.
     """
@@ -38,11 +38,23 @@ class Quantiles(_Strict, frozen=True):
     p10: float
     p90: float
     repeats: int
+    mean: float | None = None
 
     def __post_init__(self) -> None:
         if self.repeats == 0:
             raise ValueError("a figure that has no table was not measured")
         _check_spread([self.median], [self.p10], [self.p90], [self.repeats])
+        if self.mean is not None and not (math.isfinite(self.mean) and self.mean >= 0):
+            raise ValueError(f"a mean is {self.mean}")
+
+    @property
+    def expected(self) -> float:
+        """What it is on average: what a run of many events adds up.
+
+        A lane beside others now and then loses its core or its turn for much longer than usual,
+        which the median does not see.
+        """
+        return self.median if self.mean is None else self.mean
 
 
 class Curve(_Strict, frozen=True):

@@ -82,8 +82,9 @@ class Lanes(NamedTuple):
 class LayerMarks:
     """When things happened in one event; marks are read after the pass.
 
-    ``paused_us``: how long decisions had kept the run waiting so far, at the gate before this one
-    and at this one. ``kernels``: begin and end of every grouped kernel and of the shared expert.
+    How long decisions had kept the run waiting so far: ``paused_before_us`` at the start,
+    ``paused_us`` at the gate, its own included, ``paused_end_us`` at the end. ``kernels``: begin
+    and end of every grouped kernel and of the shared expert.
     """
 
     start: Mark
@@ -91,6 +92,7 @@ class LayerMarks:
     gate_us: float = 0.0
     paused_before_us: float = 0.0
     paused_us: float = 0.0
+    paused_end_us: float = 0.0
     kernels: list[tuple[Mark, Mark]] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     cpu_us: tuple[float, float] | None = None

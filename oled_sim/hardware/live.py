@@ -3,7 +3,8 @@
 :class:`LivePace` goes through the phases of a pass as :func:`oled_sim.engine.events.advance` does
 and stops where that stops: at a gate, when a prefetch arrives, at the end of a pass. Between them
 it runs real kernels, real copies and CPU workers, and polls. Times are the host's, less the time
-that decisions at gates take, while which nothing but prefetches moves.
+by which decisions keep the GPU waiting: at gates all of it, where a prefetch arrives what goes
+beyond the work that is under way.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class LivePace:
         self._paused_us = 0.0
         self._left_us = 0.0
         self._asked = PASS_ENDED
+        self._awaited: Mark | None = None
         self.decide_us = 0.0
 
     def enter(self, simulation: Simulation, batch: Batch, course: Course) -> None:
@@ -127,8 +129,15 @@ class LivePace:
             self.decide_us += taken
         elif self._asked == ARRIVED and self._admitting is not None:
             self.decide_us += taken
+            self._paused_us += self._kept_waiting(taken)
             self._prefetches.settle(*self._admitting)
             self._admitting = None
+
+    def _kept_waiting(self, taken_us: float) -> float:
+        """Return how much of a decision came after what the host waits for, µs."""
+        if self._awaited is None or not self._awaited.passed:
+            return 0.0
+        return min(taken_us, max(0.0, now_us() - self._machine.clock.time_us(self._awaited)))
 
     def _advance(self) -> int:
         work = self._work
@@ -145,6 +154,7 @@ class LivePace:
                     return ARRIVED
             elif phase == LEAVING:
                 if work[HELD] > 0:
+                    self._awaited = self._marks.layers[-1].lanes
                     release_held(work, self._state.queue)
                     return self._ask_about(*self._state.queue.arrived.tolist())
                 self._merge()
@@ -194,12 +204,13 @@ class LivePace:
         if self._wait_for(marks.routed) == ARRIVED:
             return ARRIVED
         self._machine.backbone.wait_routing()
-        marks.gate_us = now_us()
+        marks.gate_us = now_us() - (self._paused_us - marks.paused_before_us)
         self._work[PHASE] = AT_GATE
         return DECIDE
 
     def _wait_for(self, mark: Mark) -> int:
         """Wait for the GPU while prefetches go on. Return ARRIVED if one is here first."""
+        self._awaited = mark
         while not mark.passed:
             arrived = self._pump()
             if arrived is not None:
@@ -227,6 +238,7 @@ class LivePace:
         work, course, v = self._work, self._course, int(self._work[EVENT])
         layer = int(course.event_layer[v])
         run = self._run or self._begin_layer(v, layer)
+        self._awaited = None
         while not run.poll():
             arrived = self._prefetches.arrived() if run.waiting_for_copies else self._pump()
             if arrived is not None:
@@ -263,6 +275,7 @@ class LivePace:
         self._machine.backbone.merge(int(self._course.event_layer[v]), self._from_cpu)
         self._start = self._machine.clock.mark()
         self._marks.layers[-1].end = self._start
+        self._marks.layers[-1].paused_end_us = self._paused_us
         if self._check is not None:
             self._check.at_end(self._sample)
         self._work[PHASE] = MERGING

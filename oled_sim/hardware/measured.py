@@ -69,7 +69,7 @@ def _note_event(clock: Clock, layer: LayerMarks, row: np.ndarray, now: float) ->
     copies = [_span(clock, copy, after) for copy in layer.copies]
     cpu = [] if layer.cpu_us is None else [(layer.cpu_us[0] - after, layer.cpu_us[1] - after)]
     lanes = max([gate, clock.time_us(layer.lanes) - after, *(e for _, e in (*kernels, *cpu))])
-    end = max(lanes, clock.time_us(layer.end) - after)
+    end = max(lanes, clock.time_us(layer.end) - layer.paused_end_us)
     row[T_START], row[T_GATE], row[T_LANES], row[T_END] = start, gate, lanes, end
     row[T_BUSY + GPU] = (gate - start) + _total(kernels) + (end - lanes)
     row[T_BUSY + H2D] = _total(copies)

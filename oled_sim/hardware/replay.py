@@ -107,15 +107,15 @@ def replay_point(
             f"policy {about.policy.label!r} looks into the future: simulate it with `oled-sim run`,"
             " and replay policies that can run"
         )
-    cut = CutSource(source, cuts_of(about))
+    cut = CutSource(source, cuts_of(about), about.layers)
     cut.require(policy.needs, f"policy {about.policy.label!r}")
     simulation = Simulation(
-        policy, source.geometry, costs, Budget(cache=about.cache), rules_of(about),
+        policy, cut.geometry, costs, Budget(cache=about.cache), rules_of(about),
         name=about.policy.label,
     )  # fmt: skip
     counted = _prepare(simulation, cut, costs)
     start = simulation.snapshot()
-    layers, experts = len(source.geometry.layers), source.geometry.experts
+    layers, experts = len(cut.geometry.layers), cut.geometry.experts
     slots = SlotMap(layers, experts, slots_for(about, layers, experts))
     passes: list[pa.Table] = []
     events: list[pa.Table] = []
@@ -129,7 +129,7 @@ def replay_point(
         for group, batch in counted:
             record, decide_us = _measure(simulation, machine, slots, group, batch, check, report)
             passes.append(pass_rows(record, repetition=repetition, decide_us=decide_us))
-            events.append(event_rows(record, source.geometry.layers, repetition=repetition))
+            events.append(event_rows(record, cut.geometry.layers, repetition=repetition))
     if check is not None:
         found = Lossless(
             events_checked=check.checked,

@@ -42,6 +42,7 @@ class Job:
         rules: scope, staging, confidence, cold, history and warm-up of the run.
         requests: how many requests of each trace are measured.
         passes: decode passes of each, None for all.
+        layers: MoE layers of the traces that run, from the first on, None for all.
         repetitions: of every point.
         place, workers, seed: of the machine. checkpoint: weights, None for random ones.
         verify_every: events between checks against full residency; 0 never.
@@ -54,6 +55,7 @@ class Job:
     rules: Rules
     requests: int
     passes: int | None
+    layers: int | None
     repetitions: int
     place: Place
     workers: int
@@ -73,7 +75,8 @@ class Task(NamedTuple):
     @property
     def cut(self) -> CutSource:
         """What is measured of the trace."""
-        return CutSource(self.source, {c.request: c.decode_passes for c in self.about.measured})
+        cuts = {c.request: c.decode_passes for c in self.about.measured}
+        return CutSource(self.source, cuts, self.about.layers)
 
 
 def tasks_of(job: Job) -> list[Task]:
@@ -88,6 +91,10 @@ def tasks_of(job: Job) -> list[Task]:
     )
     tasks = []
     for name, trace in job.traces.items():
+        if job.layers is not None and job.layers > len(trace.geometry.layers):
+            raise UsageError(
+                f"{name} has {len(trace.geometry.layers)} MoE layers: --layers can be no more"
+            )
         splits = split_requests(trace.requests, job.rules)
         if len(splits.counted) < job.requests:
             raise UsageError(
@@ -121,6 +128,7 @@ def tasks_of(job: Job) -> list[Task]:
                     measured.Cut(request=r, decode_passes=job.passes)
                     for r in splits.counted[: job.requests]
                 ),
+                layers=job.layers,
                 repetitions=job.repetitions,
                 profile=measured.ProfileUsed(
                     name=job.costs.profile.name,
@@ -150,10 +158,9 @@ def sizes_of(tasks: Iterable[Task]) -> tuple[Sizes, list[int]]:
     layers, blocks, contexts = set[int](), set[int](), set[int]()
     slots, tokens, most = 0, 0, 0
     for task in tasks:
-        source, cut = task.source, task.cut
-        layers.add(len(source.geometry.layers))
-        slots = max(slots, slots_for(task.about, len(source.geometry.layers),
-                                     source.geometry.experts))  # fmt: skip
+        cut, geometry = task.cut, task.cut.geometry
+        layers.add(len(geometry.layers))
+        slots = max(slots, slots_for(task.about, len(geometry.layers), geometry.experts))
         for request in cut.requests:
             trace = cut.read(request)
             lengths = np.diff(trace.token_offset)
@@ -177,7 +184,7 @@ def require_fit(job: Job, tasks: Sequence[Task]) -> None:
     """
     cost = job.costs.geometry
     for task in tasks:
-        routing = task.source.geometry
+        routing = task.cut.geometry
         wanted = (len(routing.layers), routing.experts, routing.top_k)
         has = (cost.moe_layers, cost.experts, cost.top_k)
         if wanted[0] > has[0] or wanted[1:] != has[1:]:

@@ -184,6 +184,7 @@ class OffloadedLayers:
         total = self._activations.merged(from_cpu)
         self.copies += len(marks.copies)
         self._start = marks.end = self._machine.clock.mark()
+        marks.paused_end_us = self._paused_us
         work[PHASE] = MERGING
         return total
 

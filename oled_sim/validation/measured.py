@@ -144,6 +144,7 @@ class About(_Strict, frozen=True, kw_only=True):
             learnt from, by simulation. warmup: run before, on hardware or by
             simulation, not measured. measured: what the tables
             hold.
+        layers: how many MoE layers ran, from the first on; None if all of the trace's did.
         repetitions: each from the same state: that after history and warm-up.
         lossless: None if it was not checked.
         arrivals_recorded: whether the order of prefetch arrivals was noted.
@@ -159,6 +160,7 @@ class About(_Strict, frozen=True, kw_only=True):
     history: tuple[int, ...] = ()
     warmup: tuple[Cut, ...] = ()
     measured: tuple[Cut, ...]
+    layers: int | None = None
     repetitions: int
     profile: ProfileUsed
     machine: Machine

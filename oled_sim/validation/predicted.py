@@ -92,7 +92,7 @@ def predict(about: About, basis: Basis, policy: Policy) -> Prediction:
     cuts = cuts_of(about)
     for request in cuts.keys() - set(basis.source.requests):
         raise MeasurementError(f"the trace {about.trace.name} holds no request {request}")
-    source = CutSource(basis.source, cuts)
+    source = CutSource(basis.source, cuts, about.layers)
     seen: list[GroupRecord] = []
     simulate_all(
         source,

@@ -55,10 +55,17 @@ def facts(report: Report) -> dict[str, str]:
         "Software": f"{software.os}, Python {software.python}, torch {software.torch}, CUDA"
         f" {software.cuda}, driver {hardware.driver}",
         "Profile": f"{about.profile.name} [{about.profile.sha256[:16]}]",
-        "Geometry": about.geometry.name,
+        "Geometry": about.geometry.name + _layers(about),
         "Points": f"{points}, run {repeated} times each, measured {' to '.join(_ends(dates))}",
         "Traces": ", ".join(traces),
     }
+
+
+def _layers(about: About) -> str:
+    if about.layers is None:
+        return ""
+    whole = about.geometry.layers - about.geometry.dense_layers
+    return f", the first {about.layers} of {whole} MoE layers alone"
 
 
 def _ends(values: Sequence[str]) -> list[str]:

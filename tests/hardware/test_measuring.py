@@ -15,7 +15,12 @@ torch = pytest.importorskip("torch", reason="measuring runs real kernels, which 
 
 from oled_sim.costs.lanes import LaneCosts  # noqa: E402
 from oled_sim.geometry import GEOMETRIES, CostGeometry  # noqa: E402
-from oled_sim.hardware.measuring.axes import cpu_axes, full_axes, quick_axes  # noqa: E402
+from oled_sim.hardware.measuring.axes import (  # noqa: E402
+    ExpertAxes,
+    cpu_axes,
+    full_axes,
+    quick_axes,
+)
 from oled_sim.hardware.measuring.batches import BLOCK, Attention  # noqa: E402
 from oled_sim.hardware.measuring.events import Rotation, even_rows  # noqa: E402
 from oled_sim.hardware.measuring.experts import LaneJob, grouped_call  # noqa: E402
@@ -68,22 +73,28 @@ def test_buffers_rotate_piece_by_piece():
 
 
 def test_cells_beyond_any_pass_in_range_are_left_out():
-    axes = full_axes(MINI, 32)
-    assert axes.reachable(256, 128, MINI, 4096)  # 4,096 tokens × 8 over 256 experts: 128 each
-    assert axes.reachable(256, 256, MINI, 4096)  # the corner above it
-    assert not axes.reachable(256, 512, MINI, 4096)
-    assert axes.reachable(1, 4096, MINI, 4096)
-    assert axes.reachable(8, 4096, MINI, 4096)
+    axes = ExpertAxes([1, 4, 8, 192, 256], [1, 64, 128, 256, 512, 2048, 4096], tokens=4096)
+    assert axes.reachable(256, 128, MINI)  # 4,096 tokens × 8 over 256 experts: 128 each
+    assert axes.reachable(256, 256, MINI)  # the corner above it
+    assert not axes.reachable(256, 512, MINI)
+    assert axes.reachable(1, 4096, MINI)
+    assert axes.reachable(8, 4096, MINI)
 
 
 @pytest.mark.parametrize("make", [full_axes, cpu_axes, quick_axes])
 def test_axes_step_from_a_block_to_longer_passes_and_end_at_all_experts(make):
     axes = make(SMALL, 24)
     assert {24, 25} <= set(axes.tokens) & set(axes.dense_tokens)
-    assert axes.experts[-1] == SMALL.experts
+    assert axes.on_gpu.experts[-1] == axes.on_cpu.experts[-1] == SMALL.experts
     assert axes.usual_context in axes.context
     assert SMALL.expert_bytes in axes.copies
-    for points in (axes.copies, axes.tokens, axes.experts, axes.dense_tokens, axes.head_tokens):
+    for points in (
+        axes.copies,
+        axes.tokens,
+        axes.on_cpu.experts,
+        axes.dense_tokens,
+        axes.head_tokens,
+    ):
         assert points == sorted(set(points))
 
 
@@ -91,6 +102,7 @@ def test_spread_by_hand():
     # 11 samples 0..10: the 10th percentile is sample 1, the 90th sample 9.
     found = spread([float(v) for v in range(10, -1, -1)])
     assert (found.median, found.p10, found.p90, found.repeats) == (5.0, 1.0, 9.0, 11)
+    assert spread([1.0, 1.0, 10.0]).expected == 4.0  # what many such runs add up to, each
 
 
 def test_how_often_a_point_is_measured():

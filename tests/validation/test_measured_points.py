@@ -9,7 +9,7 @@ from oled_sim.engine.cut import CutSource, first_decode_passes
 from oled_sim.engine.source import MemoryTrace
 from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.testing.traces import random_request
-from oled_sim.trace.schema import Kind
+from oled_sim.trace.schema import SIGNALS, Kind
 from oled_sim.validation.measured import (
     EVENTS,
     PASSES,
@@ -53,6 +53,20 @@ class TestCut:
         assert [cut.output_tokens(r) for r in (0, 1, 2)] == [50, kept, 1]
         assert cut.read(0) is requests[0] and cut.read(1).passes == 5
         assert (cut.geometry, cut.signals) == (GEOMETRY, source.signals)
+
+    def test_layers_left_out_leave_the_others_as_they_were(self):
+        request = random_request(np.random.default_rng(1), GEOMETRY, passes=9, signals=SIGNALS)
+        source = MemoryTrace(GEOMETRY, [request], outputs={0: 50})
+        cut = CutSource(source, {0: None}, layers=1)
+        assert cut.geometry.layers == GEOMETRY.layers[:1]
+        read = cut.read(0)
+        assert read.events == read.passes == request.passes
+        for v, whole in enumerate(np.flatnonzero(request.event_layer == 0)):
+            rows = slice(*read.event_offset[v : v + 2])
+            of_whole = slice(*request.event_offset[whole : whole + 2])
+            for name in ("experts", "gates", "row_token"):
+                assert np.array_equal(getattr(read, name)[rows], getattr(request, name)[of_whole])
+            assert np.array_equal(read.full_gate[v], request.full_gate[whole])
 
 
 class TestFiles:

@@ -7,8 +7,37 @@ from dataclasses import dataclass
 from oled_sim.geometry import CostGeometry
 
 MIB = 1 << 20
+WORKERS = 12
+"""Up to twice so many experts a CPU lane of about as many workers is measured one by one: what it
+takes has a step wherever the workers come out even."""
 POWERS = tuple(1 << i for i in range(15))
 EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ON_CPU = (*range(1, 2 * WORKERS), 24, 28, 32, 40, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class ExpertAxes:
+    """Points of an expert table, ascending.
+
+    Attributes:
+        experts: rows. tokens_per_expert: columns.
+        tokens: of the largest pass that the table must serve.
+    """
+
+    experts: list[int]
+    tokens_per_expert: list[int]
+    tokens: int
+
+    def reachable(self, experts: int, per_expert: int, cost: CostGeometry) -> bool:
+        """Whether interpolation needs this cell.
+
+        A pass of T tokens routes at most k·T rows, so a cell is needed only if the lowest corner
+        of those it belongs to is within k·T rows.
+        """
+        rows, columns = self.experts, self.tokens_per_expert
+        lowest_row = rows[max(rows.index(experts) - 1, 0)]
+        lowest_column = columns[max(columns.index(per_expert) - 1, 0)]
+        return lowest_row * lowest_column <= cost.top_k * self.tokens
 
 
 @dataclass(frozen=True)
@@ -17,36 +46,22 @@ class Axes:
 
     Attributes:
         copies: bytes. tokens: of one pass. head_tokens: rows of the LM head.
-        experts, tokens_per_expert: of both expert tables.
+        on_gpu, on_cpu: of the expert tables.
         dense_tokens, context: of the dense part of one request; ``usual_context`` is that of the
             tables which have no context.
         requests, keys: of a batch's attention.
-        cpu_tokens, gpu_tokens: passes that the expert tables must serve.
     """
 
     copies: list[int]
     tokens: list[int]
     head_tokens: list[int]
-    experts: list[int]
-    tokens_per_expert: list[int]
+    on_gpu: ExpertAxes
+    on_cpu: ExpertAxes
     dense_tokens: list[int]
     context: list[int]
     usual_context: int
     requests: list[int]
     keys: list[int]
-    cpu_tokens: int
-    gpu_tokens: int
-
-    def reachable(self, experts: int, per_expert: int, cost: CostGeometry, tokens: int) -> bool:
-        """Whether interpolation needs this cell of an expert table for passes of ``tokens``.
-
-        A pass of T tokens routes at most k·T rows, so a cell is needed only if the lowest corner
-        of those it belongs to is within k·T rows.
-        """
-        rows, columns = self.experts, self.tokens_per_expert
-        lowest_row = rows[max(rows.index(experts) - 1, 0)]
-        lowest_column = columns[max(columns.index(per_expert) - 1, 0)]
-        return lowest_row * lowest_column <= cost.top_k * tokens
 
 
 def full_axes(cost: CostGeometry, block: int) -> Axes:
@@ -55,15 +70,13 @@ def full_axes(cost: CostGeometry, block: int) -> Axes:
         copies=sorted({4096 << i for i in range(15)} | {cost.expert_bytes}),
         tokens=_around(block, 1 << 14),
         head_tokens=_around(block, 1 << 12),
-        experts=_up_to(cost.experts, EXPERTS),
-        tokens_per_expert=list(POWERS[:13]),
+        on_gpu=ExpertAxes(_up_to(cost.experts, EXPERTS), list(POWERS[:13]), 1 << 14),
+        on_cpu=ExpertAxes(_up_to(cost.experts, _ON_CPU), [1, 2, 4, *POWERS[4:13:2]], 1 << 12),
         dense_tokens=_around(block, 1 << 13),
         context=[0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
         usual_context=512,
         requests=list(POWERS[:11]),
         keys=[1, 32, 128, 256, 512, 1024, 2048, 4096, 8192],
-        cpu_tokens=1 << 12,
-        gpu_tokens=1 << 14,
     )
 
 
@@ -73,15 +86,13 @@ def cpu_axes(cost: CostGeometry, block: int) -> Axes:
         copies=sorted({4096 << i for i in range(0, 13, 2)} | {cost.expert_bytes}),
         tokens=_around(block, 1 << 10),
         head_tokens=_around(block, 1 << 10),
-        experts=_up_to(cost.experts, EXPERTS),
-        tokens_per_expert=list(POWERS[:9]),
+        on_gpu=ExpertAxes(_up_to(cost.experts, EXPERTS), list(POWERS[:9]), 1 << 10),
+        on_cpu=ExpertAxes(_up_to(cost.experts, _ON_CPU), [1, 2, 4, *POWERS[4:9:2]], 1 << 10),
         dense_tokens=_around(block, 1 << 10),
         context=[0, 128, 512, 2048],
         usual_context=128,
         requests=list(POWERS[:6]),
         keys=[1, 32, 128, 512, 2048],
-        cpu_tokens=1 << 10,
-        gpu_tokens=1 << 10,
     )
 
 
@@ -91,15 +102,13 @@ def quick_axes(cost: CostGeometry, block: int) -> Axes:
         copies=sorted({4096, cost.expert_bytes, MIB}),
         tokens=_around(block, 4 * block),
         head_tokens=[1, block],
-        experts=_up_to(cost.experts, (1, 2, 4)),
-        tokens_per_expert=[1, 4],
+        on_gpu=ExpertAxes(_up_to(cost.experts, (1, 2, 4)), [1, 4], block),
+        on_cpu=ExpertAxes(_up_to(cost.experts, (1, 2, 4)), [1, 4], block),
         dense_tokens=_around(block, 2 * block),
         context=[0, 32],
         usual_context=32,
         requests=[1, 2],
         keys=[1, 32],
-        cpu_tokens=block,
-        gpu_tokens=block,
     )
 
 

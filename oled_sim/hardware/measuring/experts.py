@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -37,6 +36,9 @@ class LaneJob:
 
     A call polls until the sums are there and their way back is queued. The lane's kernels get a
     stream of their own: what is queued on the GPU's comes later than the inputs in a layer, too.
+
+    Attributes:
+        stream: that stream, or None without a GPU.
     """
 
     def __init__(self, rig: Rig, experts: int, per_expert: int, tokens: int | None = None) -> None:
@@ -44,7 +46,7 @@ class LaneJob:
         self._like = even_rows(experts, per_expert, rig.cost.top_k, tokens)
         self._x = rig.x[: self._like.tokens]
         cuda = self._x.is_cuda
-        self._stream = torch.cuda.Stream(self._x.device) if cuda else None
+        self.stream = torch.cuda.Stream(self._x.device) if cuda else None
 
     def __call__(self) -> None:
         """Run the job."""
@@ -57,21 +59,26 @@ class LaneJob:
         with self._aside():
             self._rig.lane.submit(layer, self._x, rows, self._which)
 
+    def wait(self) -> None:
+        """Poll until the sums are there."""
+        while not self._rig.lane.poll():
+            pass
+
     def finish(self) -> None:
-        """Poll until it is done."""
+        """Poll until it is done, and queue the way back of the sums."""
         with self._aside():
             self._rig.lane.result()
 
     def _aside(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
 
 def measure_gpu_experts(sweep: Sweep, rig: Rig) -> None:
     """Grouped kernel by experts × tokens per expert."""
-    a = rig.axes
+    a = rig.axes.on_gpu
 
     def times(n: int, t: int) -> list[float]:
-        if not a.reachable(n, t, rig.cost, a.gpu_tokens):
+        if not a.reachable(n, t, rig.cost):
             return []
         return sweep.clock.device_times(grouped_call(rig, n, t))
 
@@ -80,10 +87,10 @@ def measure_gpu_experts(sweep: Sweep, rig: Rig) -> None:
 
 def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
     """Makespan of the workers by experts × tokens per expert, while this thread polls."""
-    a = rig.axes
+    a = rig.axes.on_cpu
 
     def times(n: int, t: int) -> list[float]:
-        if not a.reachable(n, t, rig.cost, a.cpu_tokens):
+        if not a.reachable(n, t, rig.cost):
             return []
         job = LaneJob(rig, n, t)
 
@@ -98,19 +105,22 @@ def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
 
 
 def measure_cpu_link(sweep: Sweep, rig: Rig) -> None:
-    """What a job of the CPU lane takes besides the workers' makespan, by tokens of the event."""
-    clock = sweep.clock
+    """What a job of the CPU lane takes besides the workers' makespan, by tokens of the event.
+
+    From handing it in until the workers begin, and on the GPU until it has read the sums.
+    """
 
     def times(tokens: int) -> list[float]:
         job = LaneJob(rig, 1, 1, tokens)
 
         def sample() -> float:
-            clock.synchronize()
-            start = time.perf_counter_ns()
-            job()
-            clock.synchronize()
-            return max(0.0, (time.perf_counter_ns() - start) / 1e3 - rig.lane.times.compute_us)
+            sweep.clock.synchronize()
+            job.submit()
+            job.wait()
+            found = rig.lane.times
+            before = found.end_us - found.begin_us - found.compute_us
+            return before + sweep.clock.device_time(job.finish, job.stream)
 
-        return clock.repeat(sample)
+        return sweep.clock.repeat(sample)
 
     sweep.curve("cpu_link", rig.axes.tokens, times)

@@ -23,7 +23,7 @@ from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import GroupRecord, Simulation
-from oled_sim.engine.state import T_END, T_START
+from oled_sim.engine.state import CPU, T_BUSY, T_END, T_START
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.hardware.backbone import Backbone
 from oled_sim.hardware.clock import Clock
@@ -37,7 +37,7 @@ from oled_sim.hardware.replay import load_residents, no_garbage_collection
 from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
-from oled_sim.policy import Event, Lane, Policy
+from oled_sim.policy import Event, Lane, Policy, Setting
 from oled_sim.trace.builder import RequestBuilder
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 
@@ -46,6 +46,8 @@ SHARE = 0.5
 TOKENS = 16
 CONTEXT = 512
 STAGING = 16
+RENEWED = 24
+"""Experts that a layer of the trial of copies waits for."""
 JOB = 12
 """Experts of a job of the CPU lane."""
 WARM_UP = 4
@@ -53,10 +55,19 @@ WARM_UP = 4
 
 
 class SendMisses(Policy):
-    """Computes residents where they are and sends all misses down one lane."""
+    """Computes residents where they are and sends all misses down one lane.
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    Args:
+        lane: where misses go.
+        residents: bool [L, E], what is there at first; what the CPU computes never comes.
+    """
+
+    def __init__(self, lane: Lane, residents: NDArray[np.bool_]) -> None:
+        self._lane, self._residents = lane, residents
+
+    def place(self, setting: Setting) -> NDArray[np.bool_]:
+        """Return the initial residents."""
+        return self._residents
 
     def dispatch(self, event: Event) -> NDArray[np.int64]:
         """Return the lane of each activated expert."""
@@ -69,24 +80,37 @@ class Trial:
 
     Attributes:
         lane: where misses go.
+        missing: activated experts of each layer that are not there at first.
         renewed: experts of each layer that change from pass to pass.
         events: how many to run at least, after the warm-up.
     """
 
     lane: Lane
+    missing: int
     renewed: int
     events: int
 
 
 class Folded:
-    """Layers in host memory, over and over: a few stand for many."""
+    """A CPU lane for more layers than there are in host memory: they come over and over.
+
+    Attributes:
+        computed_us: how long the workers computed, by job.
+    """
 
     def __init__(self, lane: Any, layers: int) -> None:
         self._lane, self._layers = lane, layers
+        self.computed_us: list[float] = []
 
     def submit(self, layer: int, *rest: Any) -> None:
         """Start a job with the experts of a layer that is in memory."""
         self._lane.submit(layer % self._layers, *rest)
+
+    def result(self) -> torch.Tensor:
+        """Return the sums of the last job."""
+        sums = self._lane.result()
+        self.computed_us.append(self._lane.times.compute_us)
+        return sums
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lane, name)
@@ -105,11 +129,11 @@ def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
     costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
     machine = _machine(rig, depth(rig, quick=quick))
     few, many = (12, 16) if quick else (120, 240)
-    hits = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, many))
-    copies = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 24, few))
-    jobs = _gaps(rig, machine, costs, Trial(Lane.CPU, JOB, few))
+    hits = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, 0, many))
+    copies = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, RENEWED, few))
+    jobs = _gaps(rig, machine, costs, Trial(Lane.CPU, JOB, 0, few))
     machine.copies.close()
-    per_event = np.median(hits.events)
+    per_event = hits.events.mean()
     return Host(
         per_pass=_quantiles(hits.passes),
         per_event=_quantiles(hits.events),
@@ -139,31 +163,34 @@ def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     """Run a trial on the machine and in the simulator; return how they differ."""
     cost, layers = rig.cost, len(machine.experts.packed)
     geometry = RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
-    trace = _request(geometry, trial)
-    cache = _cache(cost.experts)
     predicted, measured = (
-        _run(machine, costs, geometry, trace, trial.lane, cache, live=live)
-        for live in (False, True)
+        _run(machine, costs, geometry, trial, live=live) for live in (False, True)
     )
     lengths = [r.course.times[:, T_END] - r.course.times[:, T_START] for r in (predicted, measured)]
     whole = [r.course.pass_times[:, 1] - r.course.pass_times[:, 0] for r in (predicted, measured)]
     outside = [w - e.reshape(-1, layers).sum(axis=1) for w, e in zip(whole, lengths, strict=True)]
-    return Gaps((outside[1] - outside[0])[WARM_UP:], (lengths[1] - lengths[0])[WARM_UP * layers :])
+    gaps = lengths[1] - lengths[0]
+    if trial.lane == Lane.CPU:  # what the workers themselves took longer than the table is not ours
+        table = predicted.course.times[:, T_BUSY + CPU] - costs.cpu_link_us(TOKENS)
+        gaps -= np.array(machine.cpu.computed_us) - table  # type: ignore[attr-defined]
+    return Gaps((outside[1] - outside[0])[WARM_UP:], gaps[WARM_UP * layers :])
 
 
 def _run(
-    machine: Machine, costs: LaneCosts, geometry: RoutingGeometry, trace: RequestTrace,
-    lane: Lane, cache: int, *, live: bool,
-) -> GroupRecord:  # fmt: skip
-    rules = Rules(staging=STAGING)
-    simulation = Simulation(SendMisses(lane), geometry, costs, Budget(cache=cache), rules)
+    machine: Machine, costs: LaneCosts, geometry: RoutingGeometry, trial: Trial, *, live: bool
+) -> GroupRecord:
+    rules, cache = Rules(staging=STAGING), _cache(geometry.experts)
+    policy = SendMisses(trial.lane, _residents(geometry, trial))
+    simulation = Simulation(policy, geometry, costs, Budget(cache=cache), rules)
+    machine.cpu.computed_us.clear()  # type: ignore[attr-defined]
     if live:
         layers = len(geometry.layers)
         slots = SlotMap(layers, geometry.experts, layers * cache + STAGING)
         load_residents(machine, slots, simulation.state.pools.resident)
         simulation.pace = LivePace(machine, slots)
     with no_garbage_collection():
-        return simulation.run_group(Group("counted", (0,)), make_batch([trace], geometry, costs))
+        batch = make_batch([_request(geometry, trial)], geometry, costs)
+        return simulation.run_group(Group("counted", (0,)), batch)
 
 
 def _machine(rig: Rig, layers: int) -> Machine:
@@ -197,12 +224,31 @@ def _cache(experts: int) -> int:
     return min(experts, 5 * _active(experts) // 4)
 
 
+def _active_of(geometry: RoutingGeometry) -> int:
+    return max(geometry.top_k, _active(geometry.experts))
+
+
+def _orders(geometry: RoutingGeometry) -> list[NDArray[np.int64]]:
+    """Return an order of the experts for each layer; the first ones are activated."""
+    rng = np.random.default_rng(SEED)
+    return [rng.permutation(geometry.experts) for _ in geometry.layers]
+
+
+def _residents(geometry: RoutingGeometry, trial: Trial) -> NDArray[np.bool_]:
+    """Return what is there at first, bool [L, E]: the activated but those that are missing."""
+    found = np.zeros((len(geometry.layers), geometry.experts), np.bool_)
+    there = max(0, _active_of(geometry) - trial.missing)
+    for row, order in zip(found, _orders(geometry), strict=True):
+        row[order[:there]] = True
+    return found
+
+
 def _request(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
     """Return denoising passes whose tokens spread evenly over a set of experts that moves on."""
     rng = np.random.default_rng(SEED)
     builder = RequestBuilder(geometry, 0)
-    active = max(geometry.top_k, _active(geometry.experts))
-    sets = [rng.permutation(geometry.experts) for _ in geometry.layers]
+    active = _active_of(geometry)
+    sets = _orders(geometry)
     nothing = np.zeros(TOKENS, np.bool_)
     for _ in range(-(-trial.events // len(sets)) + WARM_UP):
         routes = [_spread(rng, ids[:active], geometry.top_k) for ids in sets]
@@ -232,4 +278,8 @@ def _spread(rng: np.random.Generator, ids: NDArray[np.int64], top_k: int) -> NDA
 
 def _quantiles(samples: NDArray[np.float64]) -> Quantiles:
     """Summarise gaps; parts that overlap may take less than their sum, which counts as nothing."""
-    return spread(np.maximum(samples, 0.0).tolist())
+    found = spread(samples.tolist())
+    return msgspec.structs.replace(
+        found,
+        **{name: max(0.0, getattr(found, name)) for name in ("median", "p10", "p90", "mean")},
+    )

@@ -93,7 +93,7 @@ def _beside(
 
 def _gpu(clock: Clock, rig: Rig) -> Lane:
     """Sample: a decode event's residents. Load: all experts, so that launches stay ahead."""
-    most = rig.axes.experts[-1]
+    most = rig.axes.on_gpu.experts[-1]
     small, large = grouped_call(rig, min(RESIDENTS, most), TOKENS), grouped_call(rig, most, TOKENS)
     once_us = spread(clock.device_times(large)).median
     if not clock.cuda:
@@ -121,7 +121,7 @@ def _h2d(clock: Clock, rig: Rig) -> Lane:
 
 def _cpu(clock: Clock, rig: Rig) -> Lane:
     """Sample: a decode event's misses. Load: one job, of more experts where it must last."""
-    most = rig.axes.experts[-1]
+    most = rig.axes.on_cpu.experts[-1]
     usual = min(MISSES, most)
     job = LaneJob(rig, usual, TOKENS)
 

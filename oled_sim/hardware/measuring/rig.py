@@ -14,7 +14,7 @@ from oled_sim.geometry import CostGeometry
 from oled_sim.hardware.cpu_lane import CpuLane
 from oled_sim.hardware.grouped import GroupedExperts
 from oled_sim.hardware.host_experts import HostExperts
-from oled_sim.hardware.measuring.axes import Axes
+from oled_sim.hardware.measuring.axes import Axes, ExpertAxes
 from oled_sim.hardware.measuring.events import Rotation, tokens_of
 from oled_sim.hardware.place import Place
 from oled_sim.hardware.shapes import expert_elements
@@ -90,20 +90,20 @@ def built(
 
 def tokens_on_gpu(axes: Axes, cost: CostGeometry) -> int:
     """Return the tokens of the largest event that the grouped kernel is measured with."""
-    return _largest(axes, cost, axes.gpu_tokens)
+    return _largest(axes.on_gpu, cost)
 
 
 def tokens_on_cpu(axes: Axes, cost: CostGeometry) -> int:
     """Return the tokens of the largest event that the CPU lane is measured with."""
-    return max(_largest(axes, cost, axes.cpu_tokens), axes.tokens[-1])
+    return max(_largest(axes.on_cpu, cost), axes.tokens[-1])
 
 
-def _largest(axes: Axes, cost: CostGeometry, tokens: int) -> int:
+def _largest(axes: ExpertAxes, cost: CostGeometry) -> int:
     return max(
         tokens_of(n, t, cost.top_k)
         for n in axes.experts
         for t in axes.tokens_per_expert
-        if axes.reachable(n, t, cost, tokens)
+        if axes.reachable(n, t, cost)
     )
 
 

@@ -26,6 +26,7 @@ def spread(samples: list[float]) -> Quantiles:
         p10=round(ordered[math.floor(0.1 * last)], 3),
         p90=round(ordered[math.ceil(0.9 * last)], 3),
         repeats=len(samples),
+        mean=round(statistics.fmean(ordered), 3),
     )
 
 
@@ -64,7 +65,15 @@ class Clock:
 
     def device_times(self, call: Call) -> list[float]:
         """Time a call on the device, each repeat from an idle device, as after a gate; µs."""
-        return self.repeat(lambda: self._between_marks(call))
+        return self.repeat(lambda: self._from_idle(call))
+
+    def device_time(self, call: Call, stream: torch.cuda.Stream | None = None) -> float:
+        """Time one call on a stream of the device, by default the current one, µs."""
+        first = self.mark(stream)
+        call()
+        last = self.mark(stream)
+        self.synchronize()
+        return between_us(first, last)
 
     def host_times(self, call: Call) -> list[float]:
         """Time a call on the host's clock, from an idle device until it is idle again; µs."""
@@ -96,13 +105,9 @@ class Clock:
         self.synchronize()
         return (time.perf_counter_ns() - start) / 1e3
 
-    def _between_marks(self, call: Call) -> float:
+    def _from_idle(self, call: Call) -> float:
         self.synchronize()
-        first = self.mark()
-        call()
-        last = self.mark()
-        self.synchronize()
-        return between_us(first, last)
+        return self.device_time(call)
 
 
 def between_us(first: Mark, last: Mark) -> float:
