@@ -278,8 +278,5 @@ def _spread(rng: np.random.Generator, ids: NDArray[np.int64], top_k: int) -> NDA
 
 def _quantiles(samples: NDArray[np.float64]) -> Quantiles:
     """Summarise gaps; parts that overlap may take less than their sum, which counts as nothing."""
-    found = spread(samples.tolist())
-    return msgspec.structs.replace(
-        found,
-        **{name: max(0.0, getattr(found, name)) for name in ("median", "p10", "p90", "mean")},
-    )
+    found = spread(np.maximum(samples, 0.0).tolist())
+    return msgspec.structs.replace(found, mean=round(max(0.0, float(samples.mean())), 3))
