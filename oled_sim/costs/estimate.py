@@ -199,7 +199,7 @@ def _rounded(time: float) -> float:
 
 
 def _exactly(measured: Quantiles) -> Quantiles:
-    value = measured.median
+    value = measured.expected
     return Quantiles(median=value, p10=value, p90=value, repeats=1)
 
 

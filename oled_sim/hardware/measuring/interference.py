@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
-from oled_sim.costs.profile import Beside, Interference
+from oled_sim.costs.profile import Beside, Interference, Quantiles
 from oled_sim.errors import ProfileError
 from oled_sim.hardware.measuring.experts import LaneJob, grouped_call
 from oled_sim.hardware.measuring.links import expert_copies
@@ -24,6 +25,8 @@ from oled_sim.hardware.measuring.sweep import Sweep
 from oled_sim.hardware.measuring.timing import Call, Clock, between_us, spread
 
 SETTLE_S = 0.0005
+TURNS = 5
+"""How often a lane is measured alone and beside a load, in turn."""
 LONGEST_US = 1e6
 RESIDENTS, COPIES, MISSES, TOKENS = 24, 8, 32, 2
 """Sizes of the samples, those of a decode event: experts, and tokens of each."""
@@ -55,14 +58,29 @@ def measure_interference(sweep: Sweep, rig: Rig, tries: int) -> Interference:
 def _slowdowns(clock: Clock, lanes: dict[str, Lane], name: str, tries: int) -> Beside:
     """Return the slow-down of a lane beside each other lane and beside both."""
     lane = lanes[name]
-    alone_us = spread(_beside(clock, lane, [], 0.0, tries)).median
     others = {o: [lanes[o].load] for o in lanes if o != name}
     others["both"] = [load for loads in others.values() for load in loads]
-    factors = {}
-    for other, loads in others.items():
-        samples = _beside(clock, lane, loads, alone_us, tries)
-        factors[other] = spread([max(1.0, us / alone_us) for us in samples])
-    return Beside(**factors)
+    return Beside(**{o: _slowdown(clock, lane, loads, tries) for o, loads in others.items()})
+
+
+def _slowdown(clock: Clock, lane: Lane, loads: list[Load], tries: int) -> Quantiles:
+    """Return the slow-down of a lane beside loads.
+
+    Alone and beside them it is measured in turn: a machine may become faster or slower within
+    seconds, which must not count as an effect of the load.
+    """
+    factors: list[float] = []
+    each = -(-tries // TURNS)
+    for _ in range(TURNS):
+        alone_us = spread(_beside(clock, lane, [], 0.0, each)).median
+        factors += [us / alone_us for us in _beside(clock, lane, loads, alone_us, each)]
+    return _at_least_one(spread(factors))
+
+
+def _at_least_one(found: Quantiles) -> Quantiles:
+    """Return slow-downs without what noise makes a gain."""
+    names = ("median", "p10", "p90", "mean")
+    return msgspec.structs.replace(found, **{n: max(1.0, getattr(found, n)) for n in names})
 
 
 def _beside(
