@@ -137,16 +137,19 @@ class _Move:
         work = WORK[table]
         before = self._source.gpu_us(work(self._before, x, y))
         after = self._source.gpu_us(work(self._after, x, y))
+        bound = self._machine.rates.gpu_us(work(self._after, x, y))
+        if time < before:  # caches help: as far below the other bound
+            return time * bound / before
         rest = time - before
         if table in _ONE_KERNEL:
             fixed = min(_least(getattr(self._measured, table)), time)
             rest = fixed + (time - fixed) * after / before - after
-        return max(rest, 0.0) + self._machine.rates.gpu_us(work(self._after, x, y))
+        return max(rest, 0.0) + bound
 
     def _over_link(self, table: str, time: float, count: float) -> float:
         before = link_bytes(table, self._before, count) / self._source.link_gb_s / 1e3
         after = link_bytes(table, self._after, count) / self._machine.rates.link_gb_s / 1e3
-        return max(time - before, 0.0) + after
+        return time - before + after if time >= before else time * after / before
 
     def _on_workers(self, time: float, experts: float, tokens: float) -> float:
         """As long as the source's workers take for as much work each, one expert at least.

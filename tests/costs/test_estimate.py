@@ -48,7 +48,7 @@ def carried(
 
 
 def test_the_same_machine_and_geometry_give_the_same_times(measured: Profile):
-    # Above the roofline everywhere: the measured h200 profile, not the formula.
+    # The measured h200 profile, not the formula.
     real = load_profile("h200-llada2.0-mini")
     same = carried(real)
     for name in AXES:
