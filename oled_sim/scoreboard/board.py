@@ -91,7 +91,7 @@ def _reading(
 def replay_table(files: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     """Return replayed points in the form of an experiment's table.
 
-    Every replayed trace counts as one request: replays are short, and repeat the same passes.
+    The replays of a data set count as one request: they are short, and repeat the same passes.
 
     Args:
         files: by profile name the points that ``oled-sim validate`` wrote.
@@ -105,11 +105,12 @@ def replay_table(files: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
             rows = points[["policy", "cache", "decide_mean_us", "decode_passes", "output_tokens"]]
             rows = rows.assign(
                 tpot_us=points["measured_tpot_us"],
-                request=points["trace"].astype("category").cat.codes,
                 data_set=points["trace"].str.split("-").str[-1],
             )
         except KeyError as error:
             raise MeasurementError(f"replayed points have no column {error}") from None
         model = "llada" + profile.partition("-llada")[2]
-        parts.append(rows.assign(trace=f"replay-{model}", profile=profile, model=model))
-    return pd.concat(parts, ignore_index=True).assign(origin="measured")
+        parts.append(rows.assign(profile=profile, model=model))
+    table = pd.concat(parts, ignore_index=True)
+    request = table["data_set"].astype("category").cat.codes
+    return table.assign(request=request, trace="replay", origin="measured")
