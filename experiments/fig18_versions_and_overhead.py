@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from oled_sim.experiment import Experiment, Inputs, Point, Rows, Size, SyntheticTrace
-from oled_sim.experiment.base import name_of
 from oled_sim.plotting.versions import draw_fig18
 from oled_sim.trace.files import sha256_hex
 
@@ -33,7 +32,7 @@ class OverheadPoint(Point):
     """Decision times of replays on hardware, as ``oled-sim validate`` wrote them.
 
     Attributes:
-        trace: what was replayed.
+        trace: any bundled one, as a point must have one; rows say what was replayed.
         folder: of the results, below :data:`MEASURED`.
         sha256: of its table, so that another table is read anew.
     """
@@ -44,21 +43,24 @@ class OverheadPoint(Point):
 
     def labels(self) -> dict[str, Any]:
         """Return what tells the rows from those of simulations."""
-        return {"trace": name_of(self.trace), "part": self.part, "folder": self.folder}
+        return {"part": self.part, "folder": self.folder}
 
     def measure(self, inputs: Inputs) -> Rows:
-        """Return a row per replayed point of the trace.
+        """Return a row per replayed point.
 
-        ``policy``, ``cache``, ``replayed`` (which requests; ``request`` is the first),
-        ``decode_passes``, ``repetitions``; ``decide_us`` (mean per forward pass), ``pass_us``
+        ``trace``, ``policy``, ``cache``, ``replayed`` (which requests; ``request`` is the first),
+        ``decode_passes``, ``repetitions``, ``layers`` (that ran: of a large model perhaps
+        not all, which the share does not mind); ``decide_us`` (mean per forward pass), ``pass_us``
         (mean time of a decode pass without it) and ``share``, the former over the latter.
         """
         found = pd.read_parquet(MEASURED / self.folder / "points.parquet")
-        found = found[found["trace"] == name_of(self.trace)]
         pass_us = found["measured_tpot_us"] * found["output_tokens"] / found["decode_passes"]
-        rows = found[["policy", "cache", "decode_passes", "repetitions"]].assign(
+        prefills = found["requests"].str.count("-") + 1
+        passes = (found["decode_passes"] + prefills) * found["repetitions"]
+        rows = found[["trace", "policy", "cache", "decode_passes", "repetitions"]].assign(
             request=found["requests"].str.split("-").str[0].astype(int),
             replayed=found["requests"],
+            layers=found["events"] // passes,
             decide_us=found["decide_mean_us"],
             pass_us=pass_us,
             share=found["decide_mean_us"] / pass_us,
@@ -95,8 +97,7 @@ def _both_versions(model: str, *, quick: bool) -> Iterator[SyntheticTrace]:
 def _overheads() -> Iterator[Point]:
     for table in sorted(MEASURED.glob("validation-*/points.parquet")):
         checksum = sha256_hex(table.read_bytes())
-        for trace in sorted(set(pd.read_parquet(table, columns=["trace"])["trace"])):
-            yield OverheadPoint(trace, folder=table.parent.name, sha256=checksum)
+        yield OverheadPoint("mini-gsm8k", folder=table.parent.name, sha256=checksum)
 
 
 EXPERIMENT = Experiment(

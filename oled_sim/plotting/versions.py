@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib import rcParams
@@ -21,13 +23,14 @@ def draw_fig18(rows: pd.DataFrame) -> Figure:
     Args:
         rows: ``part`` is ``version`` (per run and request) or ``overhead`` (per replayed point).
 
-    (a): means over requests and data sets, whiskers over data sets. (b): measured, a dot per
-    replayed data set; left absolute, right over the time of the pass.
+    (a): means over requests and data sets, whiskers over data sets. (b): measured, a row per folder
+    of replays, means over data sets; left absolute, right over the time of the pass.
     """
     versions, overhead = (rows[rows["part"] == part] for part in ("version", "overhead"))
     with styled():
         found = list(settings(versions))
-        lower = 2.3 if len(overhead) else 0
+        replays = list(overhead.groupby("folder", sort=False)) if len(overhead) else []
+        lower = 2.0 * len(replays)
         upper = 2.1 * ((len(found) + 1) // 2)
         figure = page_figure(upper + lower)
         top, *bottom = figure.subfigures(
@@ -40,7 +43,7 @@ def draw_fig18(rows: pd.DataFrame) -> Figure:
         for axes in cells[len(found) :]:
             axes.set_axis_off()
         if bottom:
-            _draw_overhead(bottom[0], overhead)
+            _draw_overheads(bottom[0], replays)
         figure.supxlabel(provenance(versions), fontsize=6)
     return figure
 
@@ -67,20 +70,27 @@ def _draw_versions(axes: Axes, rows: pd.DataFrame) -> None:
     axes.legend()
 
 
-def _draw_overhead(part: SubFigure, rows: pd.DataFrame) -> None:
-    left, right, key = part.subplots(1, 3, width_ratios=[1, 1, 0.55])
+def _draw_overheads(part: SubFigure, replays: Sequence[tuple[object, pd.DataFrame]]) -> None:
+    panels = part.subplots(len(replays), 3, squeeze=False, width_ratios=[1, 1, 0.55])
+    for (left, right, key), (folder, rows) in zip(panels, replays, strict=True):
+        _draw_overhead(left, right, rows)
+        layers = "/".join(f"{n:.0f}" for n in rows["layers"].unique())
+        left.set_title(f"(b) measured, {layers} layers, {folder}")
+        key.set_axis_off()
+        handles, labels = left.get_legend_handles_labels()
+        key.legend(handles, labels, loc="center left")
+
+
+def _draw_overhead(left: Axes, right: Axes, rows: pd.DataFrame) -> None:
     for policy, inside in rows.groupby("policy", sort=False):
         of_cache = inside.groupby("cache")
         left.plot(of_cache["decide_us"].mean() / 1e3, label=policy_name(str(policy)))
         right.plot(of_cache["share"].mean() * 100, label=policy_name(str(policy)))
     left.axhspan(3.69, 6.03, color="0.85", zorder=0, label="paper, OLED")
     right.axhspan(0.59, 4.53, color="0.85", zorder=0)
-    left.set(ylabel="deciding (ms per forward pass)", title="(b) measured on hardware")
-    right.set(ylabel="deciding / forward pass (%)")
+    left.set_ylabel("deciding (ms per pass)")
+    right.set_ylabel("deciding / pass (%)")
     for axes in (left, right):
         axes.set(xlabel="cache (experts per layer)", yscale="log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-    key.set_axis_off()
-    handles, labels = left.get_legend_handles_labels()
-    key.legend(handles, labels, loc="center left")

@@ -172,6 +172,7 @@ def write_replay(root: Path, decide_us: float) -> None:
         {
             "policy": ["oled"], "cache": [40], "trace": [TRACE], "requests": ["6-7"],
             "decode_passes": [10], "output_tokens": [20], "repetitions": [3],
+            "events": [(10 + 2) * 3 * 8],
             "measured_tpot_us": [5000.0], "decide_mean_us": [decide_us],
         }
     ).to_parquet(folder / "points.parquet")  # fmt: skip
@@ -184,7 +185,8 @@ def test_overhead_is_the_share_of_a_pass(tmp_path, monkeypatch):
     (row,) = point.measure(Inputs(tmp_path / "traces"))
     # 20 tokens at 5 ms each over 10 passes: 10 ms a pass.
     assert (row["decide_us"], row["pass_us"], row["share"]) == (250.0, 10_000.0, 0.025)
-    assert (row["request"], row["replayed"]) == (6, "6-7")
+    assert (row["request"], row["replayed"], row["layers"]) == (6, "6-7", 8)
+    assert row["trace"] == TRACE
     write_replay(tmp_path, 500.0)
     (other,) = fig18._overheads()
     assert other.to_dict() != point.to_dict()  # and is measured anew
