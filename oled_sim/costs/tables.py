@@ -16,14 +16,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from oled_sim.costs.profile import AXES
+from oled_sim.engine.jit import merged
 
-_njit: Any = njit
-_kernel = _njit(cache=True, _nrt=False, forceinline=True)
-"""Compile without counting references: these take arrays apart and return numbers only."""
 
 __all__ = [
     "BUSY_CPU",
@@ -84,7 +81,7 @@ class CostTables(NamedTuple):
     extrapolate: bool
 
 
-@_kernel
+@merged
 def _cell(data: Any, start: int, count: int, x: float) -> int:
     """Return i such that points i and i + 1 bracket x; the first or last cell outside.
 
@@ -98,7 +95,7 @@ def _cell(data: Any, start: int, count: int, x: float) -> int:
     return low
 
 
-@_kernel
+@merged
 def _blend(low: float, high: float, weight: float) -> float:
     """Interpolate; exact at both ends even where the other end was not measured (NaN)."""
     if weight == 0.0:
@@ -108,7 +105,7 @@ def _blend(low: float, high: float, weight: float) -> float:
     return low * (1.0 - weight) + high * weight
 
 
-@_kernel
+@merged
 def _weight(data: Any, start: int, count: int, cell: int, x: float) -> float:
     """Return where x lies in a cell, 0 to 1; beyond outside; 0 on an axis of one point."""
     if count == 1:
@@ -117,12 +114,12 @@ def _weight(data: Any, start: int, count: int, cell: int, x: float) -> float:
     return (x - left) / (right - left)
 
 
-@_kernel
+@merged
 def _outside(data: Any, start: int, count: int, x: float) -> bool:
     return not (data[start] <= x <= data[start + count - 1])
 
 
-@_kernel
+@merged
 def lookup(tables: CostTables, table: int, x: float, y: float) -> float:
     """Return the time in µs of one table at (x, y), NaN outside what was profiled.
 
@@ -154,7 +151,7 @@ def lookup(tables: CostTables, table: int, x: float, y: float) -> float:
     return 0.0 if time < 0.0 else time
 
 
-@_kernel
+@merged
 def _curve(tables: CostTables, table: int, count: float) -> float:
     """Return the time of a table of one count; nothing costs nothing."""
     if count <= 0:
@@ -162,7 +159,7 @@ def _curve(tables: CostTables, table: int, count: float) -> float:
     return lookup(tables, table, float(count), 0.0)
 
 
-@_kernel
+@merged
 def _experts(tables: CostTables, table: int, experts: float, tokens: float) -> float:
     """Return the time of ``experts`` experts that share ``tokens`` routed tokens."""
     if experts <= 0:
@@ -170,37 +167,37 @@ def _experts(tables: CostTables, table: int, experts: float, tokens: float) -> f
     return lookup(tables, table, float(experts), tokens / experts)
 
 
-@_kernel
+@merged
 def h2d_us(tables: CostTables, size_bytes: float) -> float:
     """Copy from pinned host memory to the GPU."""
     return _curve(tables, H2D, size_bytes)
 
 
-@_kernel
+@merged
 def pageable_us(tables: CostTables, size_bytes: float) -> float:
     """Copy from pageable host memory to the GPU."""
     return _curve(tables, PAGEABLE, size_bytes)
 
 
-@_kernel
+@merged
 def d2h_us(tables: CostTables, size_bytes: float) -> float:
     """Copy from the GPU to pinned host memory."""
     return _curve(tables, D2H, size_bytes)
 
 
-@_kernel
+@merged
 def gpu_experts_us(tables: CostTables, experts: float, tokens: float) -> float:
     """One grouped kernel over ``experts`` resident experts with ``tokens`` routed tokens in all."""
     return _experts(tables, GPU_EXPERTS, experts, tokens)
 
 
-@_kernel
+@merged
 def cpu_experts_us(tables: CostTables, experts: float, tokens: float) -> float:
     """Makespan of the CPU workers over ``experts`` experts, ``tokens`` routed tokens in all."""
     return _experts(tables, CPU_EXPERTS, experts, tokens)
 
 
-@_kernel
+@merged
 def cpu_link_us(tables: CostTables, tokens: float) -> float:
     """Activations of ``tokens`` tokens to the host, the sums back, and what a job adds."""
     if tokens <= 0:
@@ -208,7 +205,7 @@ def cpu_link_us(tables: CostTables, tokens: float) -> float:
     return _curve(tables, CPU_LINK, tokens) + tables.per_cpu_job_us
 
 
-@_kernel
+@merged
 def dense_us(tables: CostTables, tokens: float, context: float) -> float:
     """Norms, attention and output projection of one layer for one request.
 
@@ -219,7 +216,7 @@ def dense_us(tables: CostTables, tokens: float, context: float) -> float:
     return lookup(tables, DENSE, float(tokens), float(context))
 
 
-@_kernel
+@merged
 def dense_batch_us(tables: CostTables, tokens: float, requests: float, context: float) -> float:
     """Norms, attention and output projection of one layer for a batch.
 
@@ -235,43 +232,43 @@ def dense_batch_us(tables: CostTables, tokens: float, requests: float, context: 
     return shared + lookup(tables, BLOCK_ATTENTION, float(requests), keys)
 
 
-@_kernel
+@merged
 def gate_us(tables: CostTables, tokens: float) -> float:
     """Router, top-k and sort by expert, until ids and weights are on the host."""
     return _curve(tables, GATE, tokens)
 
 
-@_kernel
+@merged
 def shared_expert_us(tables: CostTables, tokens: float) -> float:
     """The shared expert of one layer."""
     return _curve(tables, SHARED_EXPERT, tokens)
 
 
-@_kernel
+@merged
 def dense_layer_us(tables: CostTables, tokens: float) -> float:
     """The MLP of one dense layer (instead of experts)."""
     return _curve(tables, DENSE_LAYER, tokens)
 
 
-@_kernel
+@merged
 def lm_head_us(tables: CostTables, tokens: float) -> float:
     """Final norm, LM head, softmax, argmax and confidence, until they are on the host."""
     return _curve(tables, LM_HEAD, tokens)
 
 
-@_kernel
+@merged
 def merge_us(tables: CostTables, tokens: float) -> float:
     """Sum of routed outputs, shared expert and residual."""
     return _curve(tables, MERGE, tokens)
 
 
-@_kernel
+@merged
 def embedding_us(tables: CostTables, tokens: float) -> float:
     """Token embedding at the start of a pass."""
     return _curve(tables, EMBEDDING, tokens)
 
 
-@_kernel
+@merged
 def slowdown(tables: CostTables, lane: int, busy: int) -> float:
     """Return the factor (≥ 1) by which ``lane`` slows while the lanes in ``busy`` work too.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.engine.jit import direct, inlined, lean
+from oled_sim.engine.jit import direct, inlined, lean, merged
 from oled_sim.engine.retention import (
     add_all_residents,
     add_candidate,
@@ -163,7 +163,7 @@ def proceed(state, course, tables, what, decided, scores):
     return 0
 
 
-@inlined
+@merged
 def advance(state, course, tables):
     """Run to the next decision. Return DECIDE, ARRIVED, PASS_ENDED or OUTSIDE_PROFILE."""
     lanes, queue = state.lanes, state.queue
@@ -284,7 +284,7 @@ def end_pass(time, work, course):
     work[PHASE] = BEGIN_PASS
 
 
-@inlined
+@merged
 def settle(state, course, decided, scores):
     """Carry out a decision at a gate: check it, fix who stays, plan the lanes.
 

@@ -9,12 +9,14 @@ bit-identical results: kernels use no fastmath and no reduction whose order coul
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import config, njit, typeof
+from numba.core import types
 from numba.core.caching import FunctionCache
 
 __all__ = ["direct", "inlined", "is_compiled", "kernel", "lean", "merged", "specialised"]
@@ -145,11 +147,22 @@ def _compile(function: F, **options: Any) -> F:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return function
     dispatcher: Any = njit(**options)(function)
+    dispatcher.get_call_template = functools.partial(_any_number, dispatcher.get_call_template)
     # What `Dispatcher.enable_caching` does, with our key. Without a writable folder for the cache
     # numba raises RuntimeError: compile in every process then.
     with contextlib.suppress(RuntimeError):
         dispatcher._cache = _SourceKeyedCache(function)
     return dispatcher
+
+
+def _any_number(template_for: Callable[..., Any], args: Any, kws: Any) -> Any:
+    """Look for what was compiled for a call by another kernel: for any number, not for this one.
+
+    numba takes ``f(x, 3)`` for a type of its own and compiles ``f`` anew for every literal. LLVM
+    puts constants in later, so that would cost time and gain nothing.
+    """
+    plain = {name: types.unliteral(kind) for name, kind in kws.items()}
+    return template_for(tuple(types.unliteral(kind) for kind in args), plain)
 
 
 def inlined(function: F) -> F:

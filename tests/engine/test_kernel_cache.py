@@ -12,6 +12,17 @@ from oled_sim.engine.jit import is_compiled, kernel
 def twice(x):
     return 2 * x
 """
+LITERALS = """
+from oled_sim.engine.jit import lean, merged
+
+@merged
+def plus(x, y):
+    return x + y
+
+@lean
+def total(x):
+    return plus(x, 1) + plus(x, y=2) + plus(3, x)
+"""
 FIRST, CACHED = ["False", "6", "0"], ["True", "6", "1"]
 
 
@@ -41,3 +52,12 @@ def test_a_changed_source_of_the_engine_is_noticed(folder):
     changed = "from oled_sim.engine import jit; jit._SOURCES = 'another'"
     assert run(folder, changed) == FIRST
     assert run(folder) == CACHED
+
+
+def test_a_literal_argument_compiles_nothing_anew(folder):
+    (folder / "literals.py").write_text(LITERALS)
+    program = "import literals; print(literals.total(10), len(literals.plus.signatures))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["36", "1"]
