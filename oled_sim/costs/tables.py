@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from oled_sim.costs.profile import AXES
 from oled_sim.engine.jit import merged
 
-
 __all__ = [
     "BUSY_CPU",
     "BUSY_GPU",
