@@ -6,7 +6,22 @@ from collections.abc import Mapping, Sequence
 
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.runner import Contender
+from oled_sim.errors import UsageError
 from oled_sim.policy import Policy
+
+
+def require_causal(policies: Mapping[str, Policy]) -> None:
+    """Refuse a policy that looks into the future where there is none: on hardware.
+
+    Raises:
+        UsageError: names the first.
+    """
+    for label, policy in policies.items():
+        if "future" in policy.needs:
+            raise UsageError(
+                f"policy {label!r} looks into the future, which hardware cannot:"
+                " leave it out, or simulate it with `oled-sim run`"
+            )
 
 
 def contenders(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from oled_sim.engine.output import refuse_existing
+from oled_sim.engine.output import NewFile, refuse_existing
 from oled_sim.errors import UsageError
 
 TABLE = (".parquet", ".csv")
@@ -46,3 +47,35 @@ def _check_suffix(option: str, path: Path, forms: tuple[str, ...]) -> None:
         f"what {option} writes is saved as {' or '.join(forms)}, not as {path.name}: give a name"
         f" that ends in {forms[0]}"
     )
+
+
+def require_parent(path: Path) -> None:
+    """Refuse a path whose folder is not there.
+
+    Raises:
+        UsageError: says so.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder: create it first")
+
+
+@contextmanager
+def folder_for(folder: Path) -> Iterator[None]:
+    """Make a folder for results; what fails inside leaves no empty one behind.
+
+    Raises:
+        UsageError: it cannot be made there.
+    """
+    require_parent(folder)
+    was_there = folder.is_dir()
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise NewFile(folder).refused(error) from None
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            with suppress(OSError):  # not empty: what is finished stays
+                folder.rmdir()
+        raise

@@ -38,7 +38,8 @@ Examples:
 
 policy_options = options(
     click.option(
-        "--policy", default="oled", show_default=True, metavar="SPEC",
+        "--policy", "policies", multiple=True, default=("oled",), show_default=True,
+        metavar="SPEC",
         help="One policy, as for `oled-sim run`; none that looks into the future.",
     ),
     click.option(
@@ -85,11 +86,13 @@ policy_options = options(
 @device_options
 @click.option(
     "--no-compare", is_flag=True,
-    help="Leave out the fully resident run: the device need not hold all experts.",
+    help="Compare with no fully resident run. Without --check-forced there is none then, and the"
+    " device need not hold all experts.",
 )  # fmt: skip
 @click.option(
     "--check-forced", is_flag=True,
-    help="Run once more with the resident run's routes and acceptances; tokens must be its own.",
+    help="Run once more with the resident run's routes and acceptances; tokens must be its own."
+    " Makes the resident run even with --no-compare.",
 )  # fmt: skip
 @click.option(
     "--record", type=click.Path(path_type=Path), metavar="DIR", help="Write the run as a trace."
@@ -130,7 +133,7 @@ def generate(typed: tuple[str, ...], as_json: bool, out: Path | None, **given: A
 
 def _check(given: dict[str, Any], typed: tuple[str, ...], out: Path | None) -> None:
     """Find out before anything is loaded whether the call makes sense."""
-    from oled_sim.cli.files import TABLE, check_files
+    from oled_sim.cli.files import TABLE, check_files, require_parent
     from oled_sim.errors import UsageError
 
     check_files({"--out": out}, forms={"--out": TABLE}, force=given["force"])
@@ -139,6 +142,10 @@ def _check(given: dict[str, Any], typed: tuple[str, ...], out: Path | None) -> N
         raise UsageError(
             f"{record} is not empty: give --record another directory, or --force to replace it"
         )
+    if record is not None:
+        require_parent(record)
+    if len(given["policies"]) > 1:
+        raise UsageError("a model generates under one policy: give --policy once")
     rows = {"--prompts": given["prompts"], "--skip": given["skip"], "--limit": given["limit"]}
     for option, value in rows.items():
         if typed and value:
@@ -147,6 +154,7 @@ def _check(given: dict[str, Any], typed: tuple[str, ...], out: Path | None) -> N
 
 def _job(given: dict[str, Any], typed: tuple[str, ...]) -> Job:
     from oled_sim.engine.rules import Rules
+    from oled_sim.errors import UsageError
     from oled_sim.geometry import GEOMETRIES
     from oled_sim.hardware.identity import default_workers, share_cores
     from oled_sim.hardware.place import find_place
@@ -159,6 +167,11 @@ def _job(given: dict[str, Any], typed: tuple[str, ...]) -> Job:
     workers = given["workers"] or default_workers(place.device)
     share_cores(place.device, workers)
     prompts = prompts_of(given, typed)
+    if given["warmup"] is not None and given["warmup"] >= len(prompts):
+        raise UsageError(
+            f"--warmup {given['warmup']} leaves none of {len(prompts)} requests to count: lower it,"
+            " or give more prompts"
+        )
     tokenizer = load_tokenizer(given["model"])
     costs = _costs(given, checkpoint_path(given["model"]))
     plan = Plan(
@@ -200,12 +213,13 @@ def _contender(given: dict[str, Any]) -> Contender:
     from oled_sim.model.loading import checkpoint_path
     from oled_sim.policy_spec import parse_policies
 
-    policies = parse_policies([given["policy"]])
+    (spec,), cache = given["policies"], given["cache"]
+    policies = parse_policies([spec])
     if len(policies) != 1:
-        raise UsageError(
-            f"{given['policy']} names {len(policies)} policies, and a model generates under one"
-        )
-    budgets = budgets_for(policies, () if given["cache"] is None else (str(given["cache"]),), ())
+        raise UsageError(f"{spec} names {len(policies)} policies, and a model generates under one")
+    if cache is None and any(p.residency == "budget" for p in policies.values()):
+        raise UsageError("no cache size to run: give --cache, such as --cache 40")
+    budgets = budgets_for(policies, () if cache is None else (str(cache),), ())
     path = checkpoint_path(given["model"])
     config = LLaDA2Config.from_file(path if path.is_dir() else path.parent)
     (contender,) = contenders(policies, budgets, config.num_experts)

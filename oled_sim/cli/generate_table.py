@@ -103,6 +103,15 @@ def _notes(job: Job) -> Iterator[str]:
             " this one: to compare them, give --profile one of this model's size and --dtype."
         )
 
+    cost, item = job.plan.costs.geometry, job.place.item_bytes
+    if item != cost.weight_bytes:
+        dtype = str(job.place.dtype).removeprefix("torch.")
+        yield (
+            f"Weights are {dtype}, {item} bytes each, and those of {cost.name} have"
+            f" {cost.weight_bytes}: an expert of the same size moves {item / cost.weight_bytes:g}"
+            " times the bytes that are predicted."
+        )
+
 
 def _findings(job: Job, outcome: Outcome) -> Iterator[str]:
     yield _agreement(outcome)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 TOY = CostGeometry("toy", 64, 128, 32, 4, 1, 16, 4, 1, 4, 2, 16, 512, weight_bytes=4)
 """What ``--quick`` measures unless a geometry is given."""
 
+MOST_BLOCK = 4096
+"""Longest block, in tokens: the LM head is measured up to passes of so many."""
+
 EPILOG = """\b
 Examples:
   oled-sim profile --geometry llada2.0-mini --out this-machine.toml
@@ -52,7 +55,7 @@ Examples:
 )
 @click.option(
     "--block",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MOST_BLOCK),
     default=32,
     show_default=True,
     metavar="N",

@@ -15,6 +15,7 @@ import click
 from oled_sim.cli.options import DEFAULT_TRACE, cache_option, cost_options, options, policy_option
 
 if TYPE_CHECKING:
+    from oled_sim.cli.replay_inputs import Inputs
     from oled_sim.hardware.replay_job import Job, Task
     from oled_sim.validation.measured import Point
 
@@ -130,7 +131,8 @@ class Asked(NamedTuple):
     type=click.Path(path_type=Path),
     required=True,
     metavar="FOLDER",
-    help="Where points go, a folder each; those that are there are not run again.",
+    help="Where points go, a folder each by policy, cache, trace and requests; those that are there"
+    " are not run again. Other passes or another scope need another FOLDER.",
 )
 @click.option("--force", is_flag=True, help="Run points again that are there, and replace them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -149,46 +151,40 @@ def replay(
         from oled_sim.errors import OledSimError
 
         raise OledSimError("replaying needs torch: pip install 'oled-sim[torch]'")
+    from oled_sim.cli.files import folder_for, require_parent
+    from oled_sim.cli.replay_inputs import read_inputs, require_cores
+
     asked = Asked(*(rest.pop(name) for name in Asked._fields))
-    job = _job(sources, policies, caches, (geometry, profile, extrapolate), asked, rest)
-    tasks = _left_to_do(job, asked)
-    points = _run(job, tasks, asked)
+    inputs = read_inputs(sources, policies, caches, (geometry, profile, extrapolate))
+    require_parent(asked.out)
+    require_cores(rest["workers"])
+    job = _job(inputs, asked, rest)
+    with folder_for(asked.out):
+        points = _run(job, _left_to_do(job, asked), asked)
     from oled_sim.cli.replay_table import print_json, print_points
 
     (print_json if as_json else print_points)(points, asked.out)
     _refuse_losses(points)
 
 
-def _job(
-    sources: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...],
-    model: tuple[str | None, str | None, bool], asked: Asked, rest: dict[str, Any],
-) -> Job:  # fmt: skip
-    """Put together what is to run, and refuse what cannot."""
-    from oled_sim.cli.simulating import asked_for, costs_for
-    from oled_sim.contenders import contenders
+def _job(inputs: Inputs, asked: Asked, rest: dict[str, Any]) -> Job:
+    """Put together what is to run, and refuse what this machine cannot."""
+    from oled_sim.cli.replay_inputs import require_cores
     from oled_sim.engine.rules import Rules
-    from oled_sim.errors import UsageError
     from oled_sim.hardware.identity import default_workers, hardware, share_cores
     from oled_sim.hardware.place import find_place
     from oled_sim.hardware.replay_job import Job
-    from oled_sim.trace import open_trace
 
-    parsed, budgets = asked_for(policies, caches, ())
-    traces = {name: open_trace(name) for name in dict.fromkeys(sources)}
-    first = next(iter(traces.values()))
-    geometry, profile, extrapolate = model
-    costs = costs_for(first, geometry, profile, extrapolate)
+    costs = inputs.costs
     place = find_place(rest["device"], {2: "bf16", 4: "fp32"}[costs.geometry.weight_bytes])
     workers = rest["workers"] or _workers(costs.workers, default_workers(place.device))
-    cores = len(os.sched_getaffinity(0))
-    if workers > cores:
-        raise UsageError(f"--workers {workers} exceeds this machine's {cores} cores: give fewer")
+    require_cores(workers)
     if not rest["allow_other_hardware"]:
         costs.profile.require_hardware(hardware(place.device, workers))
     share_cores(place.device, workers)
     return Job(
-        traces=traces,
-        contenders=contenders(parsed, budgets, first.geometry.experts),
+        traces=inputs.traces,
+        contenders=inputs.contenders,
         costs=costs,
         rules=Rules(scope=rest["scope"], staging=rest["staging"]),
         requests=asked.requests,
@@ -211,18 +207,10 @@ def _workers(profiled: int, here: int) -> int:
 
 def _left_to_do(job: Job, asked: Asked) -> list[Task]:
     """Return the points that the folder does not hold yet."""
-    from oled_sim.engine.output import NewFile
-    from oled_sim.errors import UsageError
     from oled_sim.hardware.replay_job import require_fit, tasks_of
 
     tasks = tasks_of(job)
     require_fit(job, tasks)
-    try:
-        asked.out.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        raise UsageError(f"{asked.out.parent} is no folder: create it first") from None
-    except OSError as error:
-        raise NewFile(asked.out).refused(error) from error
     left = [task for task in tasks if asked.force or not _is_there(task, asked.out)]
     if len(left) < len(tasks):
         done = len(tasks) - len(left)
@@ -239,18 +227,21 @@ SETTINGS = (
 
 def _is_there(task: Task, out: Path) -> bool:
     """Return whether a point has been measured; refuse one that was measured otherwise."""
-    from oled_sim.errors import UsageError
+    from oled_sim.errors import MeasurementError, UsageError
     from oled_sim.validation.measured import ABOUT, as_written, point_name, read_about
 
     folder = out / point_name(task.about)
     if not (folder / ABOUT).exists():
         return False
-    found, asked = read_about(folder), as_written(task.about)
+    try:
+        found, asked = read_about(folder), as_written(task.about)
+    except MeasurementError as error:
+        raise MeasurementError(f"{error}; give --force to measure it again") from None
     for name in SETTINGS:
         if getattr(found, name) != getattr(asked, name):
             raise UsageError(
-                f"{folder} was measured with another {name}: give another --out, or --force to"
-                " measure it again"
+                f"{folder} was measured with another {name}, which its name does not say: give"
+                " another --out, or --force to measure it again"
             )
     return True
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from oled_sim.cli.validate_inputs import Inputs
     from oled_sim.validation.measured import Point
@@ -21,15 +22,19 @@ Examples:
   oled-sim validate replayed
   oled-sim validate replayed --out validation --require
   oled-sim validate replayed --profile mine.toml --trace my-trace --json
+  oled-sim validate first second --profile first.toml --profile second.toml
 """
 
 
 @click.command(epilog=EPILOG)
-@click.argument("root", type=click.Path(path_type=Path))
+@click.argument("roots", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--profile",
+    "profiles",
+    multiple=True,
     metavar="NAME_OR_FILE",
-    help="The profile that was measured with. Default: the bundled one of that name.",
+    help="A profile that was measured with; repeatable, every point finds its own. Default: the"
+    " bundled one of that name.",
 )
 @click.option(
     "--trace",
@@ -59,25 +64,28 @@ Examples:
 @click.option("--require", is_flag=True, help="Exit with 1 if a target is missed.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def validate(
-    root: Path, profile: str | None, traces: tuple[str, ...], allow_other_hardware: bool,
-    spread: float | None, out: Path | None, as_json: bool, require: bool, force: bool,
+    roots: tuple[Path, ...], profiles: tuple[str, ...], traces: tuple[str, ...],
+    allow_other_hardware: bool, spread: float | None, out: Path | None, as_json: bool,
+    require: bool, force: bool,
 ) -> None:  # fmt: skip
-    """Compare what 'oled-sim replay' measured under ROOT with what the simulator predicts.
+    """Compare what 'oled-sim replay' measured under ROOTS with what the simulator predicts.
 
     Every measured point is simulated with the same policy, warm-up and passes; decisions are
     compared event by event, times per point, per lane and in the order of policies.
     """
     from oled_sim.cli.validate_inputs import Inputs
-    from oled_sim.errors import MeasurementError
+    from oled_sim.errors import MeasurementError, UsageError
     from oled_sim.validation.measured import read_points, unfinished
 
-    points = read_points(root)
-    for folder in unfinished(root):
+    different = list(dict.fromkeys(root.resolve() for root in roots))
+    if len(different) < len(roots):
+        raise UsageError("a folder is given twice: give each once")
+    points = [point for root in roots for point in read_points(root)]
+    for folder in (folder for root in roots for folder in unfinished(root)):
         click.echo(f"Note: {folder} was never finished and is left out", err=True)
-    inputs = Inputs(profile, traces, other_hardware=allow_other_hardware)
-    if out is not None:
-        _check_out(out, force=force)
-    report = _compare(points, inputs, spread)
+    inputs = Inputs(profiles, traces, other_hardware=allow_other_hardware)
+    with nullcontext() if out is None else _checked(out, force=force):
+        report = _compare(points, inputs, spread)
     try:
         if out is not None:
             _write(out, report)
@@ -100,19 +108,16 @@ def _compare(points: Sequence[Point], inputs: Inputs, spread: float | None) -> R
 FILES = ("summary.md", "summary.json", "points.parquet", "parity.png")
 
 
-def _check_out(folder: Path, *, force: bool) -> None:
-    """Make the folder, and find out before the simulation whether results can be written there."""
+@contextmanager
+def _checked(folder: Path, *, force: bool) -> Iterator[None]:
+    """Find out before the simulation whether results can be written into a folder."""
+    from oled_sim.cli.files import folder_for
     from oled_sim.engine.output import refuse_existing
-    from oled_sim.errors import UsageError
 
-    try:
-        folder.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        raise UsageError(f"{folder.parent} is no folder: create it first") from None
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made a folder: {error.strerror}") from None
-    for name in FILES:
-        refuse_existing(folder / name, force=force)
+    with folder_for(folder):
+        for name in FILES:
+            refuse_existing(folder / name, force=force)
+        yield
 
 
 def _write(folder: Path, report: Report) -> None:

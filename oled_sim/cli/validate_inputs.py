@@ -15,7 +15,7 @@ from oled_sim.policy import Policy
 from oled_sim.trace import Trace, open_trace
 from oled_sim.trace.reader import bundled_traces
 from oled_sim.validation.checks import check_profile, check_trace
-from oled_sim.validation.measured import Point
+from oled_sim.validation.measured import Point, profile_sha256
 from oled_sim.validation.predicted import Basis
 
 
@@ -23,16 +23,19 @@ class Inputs:
     """Finds traces and profiles, and reads each once.
 
     Args:
-        profile: name or file that was asked for; None takes the bundled one of a point's name.
+        profiles: names or files; a point takes the one it was measured with, found by content. Of
+            a point with none of them the bundled one of that name is taken.
         traces: names or folders, found by what their manifests say.
         other_hardware: allow a profile of another machine than the points'.
     """
 
     def __init__(
-        self, profile: str | None, traces: Sequence[str], *, other_hardware: bool = False
+        self, profiles: Sequence[str], traces: Sequence[str], *, other_hardware: bool = False
     ) -> None:
         self._other_hardware = other_hardware
-        self._profile = None if profile is None else load_profile(profile)
+        self._profiles = {
+            profile_sha256(profile): profile for profile in map(load_profile, profiles)
+        }
         given = open_traces(traces) if traces else {}
         self._given = {trace.manifest.checksum: trace for trace in given.values()}
         self._names = {trace.path.name: trace for trace in given.values()}
@@ -45,21 +48,34 @@ class Inputs:
         Raises:
             MeasurementError: its trace or profile is not found, or is another one.
         """
-        profile = self._profile or self._bundled(point)
+        profile = self._profile(point)
         check_profile(point, profile, other_hardware=self._other_hardware)
         trace = self._trace(point)
         check_trace(point, trace.manifest)
         costs = LaneCosts(profile, extrapolate=point.about.rules.extrapolate)
         return Basis(source_for(trace, [policy]), costs)
 
-    def _bundled(self, point: Point) -> Profile:
-        name = point.about.profile.name
-        if name not in bundled_profiles():
+    def _profile(self, point: Point) -> Profile:
+        """Return the profile with a point's checksum; else the only one given, or the bundled."""
+        used, given = point.about.profile, list(self._profiles.values())
+        if used.sha256 in self._profiles:
+            return self._profiles[used.sha256]
+        if used.name in bundled_profiles():
+            bundled = self._loaded.setdefault(used.name, load_profile(used.name))
+            if not given or profile_sha256(bundled) == used.sha256:
+                return bundled
+        if len(given) == 1:
+            return given[0]
+        if given:
+            names = ", ".join(repr(profile.name) for profile in given)
             raise MeasurementError(
-                f"profile {name!r}, which {point.name} was measured with, is none that ships:"
-                " give its file with --profile"
+                f"none of the profiles {names} is the one that {point.name} was measured with"
+                f" ({used.name!r}, {used.sha256[:16]}): give that one too with --profile"
             )
-        return self._loaded.setdefault(name, load_profile(name))
+        raise MeasurementError(
+            f"profile {used.name!r}, which {point.name} was measured with, is none that ships:"
+            " give its file with --profile"
+        )
 
     def _trace(self, point: Point) -> Trace:
         """Return the trace with a point's checksum; else the one that has its name."""

@@ -18,6 +18,10 @@ from oled_sim.geometry import CostGeometry
 __all__ = ["CostTables", "LaneCosts", "load_costs"]
 
 
+BEYOND = "allow extrapolation (--extrapolate), or use a profile that covers it"
+"""What to do where a profile does not reach."""
+
+
 @dataclass(frozen=True)
 class LaneCosts:
     """The costs of one profile, all in microseconds, interpolated between measured points.
@@ -153,15 +157,16 @@ class LaneCosts:
         """Return the sentence that says which count left the profiled range."""
         table = getattr(self.profile, name)
         axes = [table.points] if isinstance(table, Curve) else [table.rows, table.columns]
-        tail = "extrapolate, or use a profile that covers it"
         for axis, points, value in zip(AXES[name], axes, at, strict=False):
             if not points[0] <= value <= points[-1]:
                 return (
                     f"table {name} of profile {self.profile.name!r} covers {points[0]} to "
-                    f"{points[-1]} {axis}, not {value:g}: {tail}"
+                    f"{points[-1]} {axis}, not {value:g}: {BEYOND}"
                 )
         where = " × ".join(f"{v:g} {a}" for a, v in zip(AXES[name], at, strict=True))
-        return f"table {name} of profile {self.profile.name!r} was not measured at {where}: {tail}"
+        return (
+            f"table {name} of profile {self.profile.name!r} was not measured at {where}: {BEYOND}"
+        )
 
 
 def load_costs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.costs.lanes import LaneCosts
+from oled_sim.costs.lanes import BEYOND, LaneCosts
 from oled_sim.costs.tables import (
     DENSE_LAYER,
     EMBEDDING,
@@ -70,7 +70,7 @@ def _explain(costs: LaneCosts, tokens: float, requests: float, context: float) -
         curve(tokens)
     raise ProfileError(
         f"profile {costs.profile.name!r} has no time for a pass of {tokens:g} tokens and"
-        f" {requests:g} requests: extrapolate, or use one that covers it"
+        f" {requests:g} requests: {BEYOND}"
     )
 
 

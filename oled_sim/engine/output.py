@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,8 @@ class NewFile:
         """Return the sentence for what the file system refused."""
         # Libraries put the temporary file's name into their messages; nobody knows that name.
         why = os.strerror(error.errno) if error.errno else error.strerror or error
+        if error.errno == errno.ENOENT and self.path.parent.is_dir():
+            why = f"{self.path.parent} takes no new files"
         return UsageError(f"cannot write {self.path}: {why}")
 
     def __enter__(self) -> Self:

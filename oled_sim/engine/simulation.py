@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.costs.lanes import LaneCosts
+from oled_sim.costs.lanes import BEYOND, LaneCosts
 from oled_sim.engine import compiled, events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget, apportion
@@ -32,10 +32,11 @@ from oled_sim.engine.state import (
     EQUAL,
     EVENT,
     GLOBAL,
+    GPU,
     H2D,
-    HIT_EXPERTS,
-    HIT_TOKENS,
     IDLE,
+    JOB_EXPERTS,
+    JOB_TOKENS,
     KIND,
     N_ACTIVATED,
     N_HITS,
@@ -45,7 +46,6 @@ from oled_sim.engine.state import (
     POOL_BYTES,
     PREFETCH,
     PROBLEM,
-    READY_EXPERTS,
     TOKENS,
     USED,
     USES,
@@ -744,12 +744,11 @@ class Simulation:
     def _outside_profile(self) -> None:
         """Raise the sentence that says which cost the profile lacks."""
         work, costs = self.work, self.costs
-        costs.gpu_experts_us(int(work[HIT_EXPERTS]), int(work[HIT_TOKENS]))
+        costs.gpu_experts_us(int(work[JOB_EXPERTS + GPU]), int(work[JOB_TOKENS + GPU]))
         costs.cpu_link_us(int(work[TOKENS]))
         costs.cpu_experts_us(int(work[CPU_EXPERTS]), int(work[CPU_TOKENS]))
         raise ProfileError(
-            f"profile {costs.profile.name!r} has no time for {work[READY_EXPERTS]} arrived experts"
-            f" at {self.hooks.where}: extrapolate, or use a profile that covers it"
+            f"profile {costs.profile.name!r} has no time for a job at {self.hooks.where}: {BEYOND}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from oled_sim.contenders import require_causal
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.cut import CutSource
 from oled_sim.engine.rules import Rules, split_requests
@@ -103,11 +104,7 @@ def tasks_of(job: Job) -> list[Task]:
             )
         for contender in job.contenders:
             policy = contender.policy
-            if "future" in policy.needs:
-                raise UsageError(
-                    f"policy {contender.spec!r} looks into the future, which hardware cannot:"
-                    " leave it out, or simulate it with `oled-sim run`"
-                )
+            require_causal({contender.spec: policy})
             about = measured.About(
                 policy=measured.PolicyUsed(
                     spec=contender.spec, label=contender.spec, parameters=dict(policy.describe())

@@ -1,4 +1,4 @@
-"""Whether measured points can be compared: whole tables, one machine, right trace and profile."""
+"""Whether measured points can be compared: whole tables, like machines, right trace and profile."""
 
 from __future__ import annotations
 
@@ -23,33 +23,41 @@ EVENT_KEYS = (*PASS_KEYS, "layer")
 def check_together(points: Sequence[Point]) -> None:
     """Refuse points that no single report can be about.
 
+    Machines of one kind may share the points of a grid, each with a profile of its own.
+
     Raises:
-        MeasurementError: two machines, cost geometries or profiles, or the same point twice.
+        MeasurementError: two kinds of machine, two cost geometries, or the same point twice.
     """
     first = points[0]
     for point in points[1:]:
-        for what, mine, theirs in (
-            ("machine", first.about.machine.identity, point.about.machine.identity),
-            ("geometry", first.about.geometry.name, point.about.geometry.name),
-            ("profile", first.about.profile.sha256, point.about.profile.sha256),
-        ):
-            if mine != theirs:
-                raise MeasurementError(
-                    f"{first.name} and {point.name} are of different {_plural(what)} ({mine[:16]}"
-                    f" and {theirs[:16]}): validate each {what} apart"
-                )
+        if point.about.geometry != first.about.geometry:
+            raise MeasurementError(
+                f"{first.name} and {point.name} are of different geometries"
+                f" ({first.about.geometry.name} and {point.about.geometry.name}): validate each"
+                " geometry apart"
+            )
+        _check_kind(first, point)
     seen: dict[object, Point] = {}
     for point in points:
         key = _identity(point.about)
         if key in seen:
             raise MeasurementError(
-                f"{seen[key].name} and {point.name} measure the same point: remove one of them"
+                f"{seen[key].name} and {point.name} measure the same point: validate them apart, or"
+                " remove one"
             )
         seen[key] = point
 
 
-def _plural(word: str) -> str:
-    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+def _check_kind(first: Point, point: Point) -> None:
+    """Refuse points of machines that differ in what a profile's and a point's must agree in."""
+    mine, theirs = first.about.machine.hardware, point.about.machine.hardware
+    for field in SAME_HARDWARE:
+        if getattr(mine, field) != getattr(theirs, field):
+            raise MeasurementError(
+                f"{first.name} and {point.name} are of different kinds of machine ({field}"
+                f" {getattr(mine, field)!r} and {getattr(theirs, field)!r}): validate each kind"
+                " apart"
+            )
 
 
 def _identity(about: About) -> object:

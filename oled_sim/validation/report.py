@@ -12,7 +12,7 @@ from oled_sim.policy import Policy
 from oled_sim.validation.checks import check_tables, check_together
 from oled_sim.validation.decisions import compare_decisions
 from oled_sim.validation.groups import rankings_of
-from oled_sim.validation.measured import Point, point_name
+from oled_sim.validation.measured import Machine, Point, ProfileUsed, point_name
 from oled_sim.validation.predicted import Basis, policy_of, predict
 from oled_sim.validation.ranking import Ranking
 from oled_sim.validation.statistics import (
@@ -66,7 +66,7 @@ def compare_all(
     """Predict every point and compare.
 
     Args:
-        points: at least one, all of one machine, geometry and profile.
+        points: at least one, all of one kind of machine and one geometry.
         basis_for: finds trace and costs of a point, checked to be the right ones.
         assumed_spread: relative run-to-run spread of points that were run once, for rankings.
         progress: called with (points done, all of them).
@@ -119,6 +119,8 @@ def point_row(comparison: Comparison) -> dict[str, Any]:
         "cache": about.cache,
         "trace": about.trace_name,
         "requests": "-".join(map(str, about.requests)),
+        "machine": about.machine.identity,
+        "profile": about.profile.name,
         "scope": about.rules.scope,
         "regime": times.regime,
         "decode_passes": times.decode_passes,
@@ -144,8 +146,19 @@ def point_row(comparison: Comparison) -> dict[str, Any]:
     return row | asdict(comparison.decisions) | {"identical": comparison.decisions.identical}
 
 
+def _counted(used: Sequence[Machine] | Sequence[ProfileUsed]) -> list[dict[str, Any]]:
+    """Return what points used, each once in the order of points, with how many used it."""
+    plain = [msgspec.to_builtins(one) for one in used]
+    different = [one for i, one in enumerate(plain) if one not in plain[:i]]
+    return [one | {"points": plain.count(one)} for one in different]
+
+
 def to_plain(report: Report) -> dict[str, Any]:
-    """Return a report as plain data for JSON; what was run and where comes first."""
+    """Return a report as plain data for JSON; what was run and where comes first.
+
+    ``machine``, ``software`` and ``profile`` are those of the first point; ``machines`` and
+    ``profiles`` are all there are, with the number of their ``points``.
+    """
     about = report.comparisons[0].point.about
     rest = {
         name: getattr(report, name)
@@ -153,9 +166,11 @@ def to_plain(report: Report) -> dict[str, Any]:
     }
     return {
         "machine": msgspec.to_builtins(about.machine),
+        "machines": _counted([c.point.about.machine for c in report.comparisons]),
         "software": msgspec.to_builtins(about.software),
         "geometry": msgspec.to_builtins(about.geometry),
         "profile": msgspec.to_builtins(about.profile),
+        "profiles": _counted([c.point.about.profile for c in report.comparisons]),
         "traces": sorted({c.point.about.trace_name for c in report.comparisons}),
         "targets": [asdict(target) for target in report.targets],
         "missed": report.missed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,21 +41,24 @@ def sections(report: Report) -> list[Section]:
 
 def facts(report: Report) -> dict[str, str]:
     """Return what was compared and where it was measured."""
-    about = report.comparisons[0].point.about
+    abouts = [c.point.about for c in report.comparisons]
+    about = abouts[0]
     hardware, software = about.machine.hardware, about.software
     link = f" (PCIe {hardware.pcie_generation} ×{hardware.pcie_width})"
     link = link if hardware.pcie_width else ""
     points = len(report.comparisons)
-    runs = sorted({c.point.about.repetitions for c in report.comparisons})
-    traces = sorted({c.point.about.trace_name for c in report.comparisons})
-    dates = sorted({c.point.about.date.isoformat() for c in report.comparisons})
+    runs = sorted({a.repetitions for a in abouts})
+    traces = sorted({a.trace_name for a in abouts})
+    dates = sorted({a.date.isoformat() for a in abouts})
+    machines = _counted([a.machine.identity[:16] for a in abouts])
+    profiles = _counted([f"{a.profile.name} [{a.profile.sha256[:16]}]" for a in abouts])
     repeated = " to ".join(str(n) for n in dict.fromkeys((runs[0], runs[-1])))
     return {
         "Machine": f"{hardware.gpu}{link}, {hardware.cpu}, {hardware.cores} cores,"
-        f" {hardware.workers} CPU workers [{about.machine.identity[:16]}]",
+        f" {hardware.workers} CPU workers [{machines}]",
         "Software": f"{software.os}, Python {software.python}, torch {software.torch}, CUDA"
         f" {software.cuda}, driver {hardware.driver}",
-        "Profile": f"{about.profile.name} [{about.profile.sha256[:16]}]",
+        "Profile": profiles,
         "Geometry": about.geometry.name + _layers(about),
         "Points": f"{points}, run {repeated} times each, measured {' to '.join(_ends(dates))}",
         "Traces": ", ".join(traces),
@@ -66,6 +70,14 @@ def _layers(about: About) -> str:
         return ""
     whole = about.geometry.layers - about.geometry.dense_layers
     return f", the first {about.layers} of {whole} MoE layers alone"
+
+
+def _counted(values: Sequence[str]) -> str:
+    """Return different values in order of appearance, with the number of points of each."""
+    numbers = Counter(values)
+    if len(numbers) == 1:
+        return values[0]
+    return ", ".join(f"{value} ({n} points)" for value, n in numbers.items())
 
 
 def _ends(values: Sequence[str]) -> list[str]:
