@@ -5,7 +5,15 @@ On a machine with a GPU, where oled-sim is installed:
     python benchmarks/validation.py --out validation --passes 96
 
 All policies run in one process. What is there already is not run again, so a run that was stopped
-goes on. Points must come from the machine of the profile beside them.
+goes on. Points must come from the machine of the profile beside them. A grid that takes longer than
+a session on such a machine is spread over several, each with a part of the grid and a folder and a
+profile of its own::
+
+    python benchmarks/validation.py --out a --name a --caches 20,40 --no-prefetching
+    python benchmarks/validation.py --out b --name b --caches 60,100,160 --no-prefetching
+    python benchmarks/validation.py --out c --name c --only-prefetching
+    oled-sim validate a/points b/points c/points --out report \\
+        --profile a/a.toml --profile b/b.toml --profile c/c.toml
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _job(given: dict[str, Any], typed: tuple[str, ...]) -> Job:
     prompts = prompts_of(given, typed)
     if given["warmup"] is not None and given["warmup"] >= len(prompts):
         raise UsageError(
-            f"--warmup {given['warmup']} leaves none of {len(prompts)} requests to count: lower it,"
+            f"--warmup {given['warmup']} of {len(prompts)} requests leaves none to count: lower it,"
             " or give more prompts"
         )
     tokenizer = load_tokenizer(given["model"])

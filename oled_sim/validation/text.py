@@ -77,7 +77,7 @@ def _counted(values: Sequence[str]) -> str:
     numbers = Counter(values)
     if len(numbers) == 1:
         return values[0]
-    return ", ".join(f"{value} ({n} points)" for value, n in numbers.items())
+    return ", ".join(f"{v} ({n} point{'s' * (n > 1)})" for v, n in numbers.items())
 
 
 def _ends(values: Sequence[str]) -> list[str]:

@@ -103,6 +103,16 @@ def test_a_simulation_runs_on_what_was_measured(measured):
     assert json.loads(done.stdout)["profile"]["name"] == "here"
 
 
+def test_what_a_quick_profile_lacks_names_the_way_out(measured, capsys):
+    folder, _ = measured
+    code, message = refused(
+        capsys, "run", "--trace", "nano-gsm8k", "--requests", "1", "--policy", "lru", "--cache",
+        "4", "--geometry", folder / "tiny.toml", "--profile", folder / "here.toml",
+    )  # fmt: skip
+    assert code == 1 and message.count("\n") == 1
+    assert "of profile 'here' covers" in message and "(--extrapolate)" in message
+
+
 def test_an_existing_file_is_refused_before_measuring(capsys, measured):
     folder, _ = measured
     before = (folder / "here.toml").read_bytes()
@@ -146,6 +156,8 @@ def test_without_torch_one_sentence_says_what_to_install(monkeypatch, capsys, tm
         (["--out", "toy.toml", "--geometry", "none.toml"], "cannot read geometry none.toml"),
         (["--out", "toy.toml", "--device", "tpu"], "unknown device 'tpu'"),
         (["--out", "toy.toml", "--workers", "100000"], "give fewer"),
+        (["--out", "toy.toml", "--block", "100000000"], "1<=x<=4096"),
+        (["--out", "/proc/toy.toml"], "cannot write /proc/toy.toml: /proc takes no new files"),
     ],
 )
 def test_a_wrong_call_is_a_usage_error(monkeypatch, capsys, tmp_path, arguments, message):

@@ -176,6 +176,57 @@ def test_a_point_of_other_settings_is_no_answer(capsys, replayed, home, more, sa
     assert code == 2 and says in error
 
 
+def test_mistakes_are_found_before_torch_is_imported(home, tmp_path):
+    code = (
+        "import sys\nfrom oled_sim.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as stop:\n"
+        "    print(stop.code, 'torch' in sys.modules)"
+    )
+    base = ["--policy", "lru", "--cache", "5", "--out", tmp_path / "x"]
+    for more in (
+        ["--policy", "nobody"], ["--policy", "belady"], ["--cache", "many"], ["--trace", "none"],
+        ["--profile", "none"], ["--workers", "9999"], ["--out", tmp_path / "no" / "x"],
+    ):  # fmt: skip
+        arguments = map(str, asked(home, *base, *more))
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+        )
+        assert done.stdout.split()[1:] == ["False"], (more, done.stderr)
+
+
+def test_refusals_leave_no_folder(capsys, home, tmp_path):
+    code, _ = refused(
+        capsys,
+        *asked(home, "--policy", "lru", "--cache", "5", "--requests", "9", "--out", tmp_path / "x"),
+    )
+    assert code == 2 and list(tmp_path.iterdir()) == []
+    code, error = refused(
+        capsys, *asked(home, "--policy", "lru", "--cache", "5", "--out", "/proc/x")
+    )
+    assert code == 2 and "cannot write /proc/x: /proc takes no new files" in error
+
+
+def test_a_cache_larger_than_a_layer_is_pointed_out(capsys, home, tmp_path):
+    _, error = refused(
+        capsys,
+        *asked(
+            home, "--policy", "lru", "--cache", "500", "--requests", "9", "--out", tmp_path / "x"
+        ),
+    )
+    assert "--cache 500 exceeds a layer's 16 experts: all are resident" in error
+
+
+def test_a_damaged_point_can_be_measured_again(capsys, home, tmp_path):
+    folder = tmp_path / "points" / "lru-c5-trace-r2"
+    folder.mkdir(parents=True)
+    (folder / "point.json").write_text("{")
+    code, error = refused(
+        capsys, *asked(home, "--policy", "lru", "--cache", "5", "--out", tmp_path / "points")
+    )
+    assert code == 1 and "point.json breaks the format" in error
+    assert "give --force to measure it again" in error
+
+
 def test_more_workers_than_cores_are_refused(capsys, home, tmp_path):
     code, error = refused(
         capsys,

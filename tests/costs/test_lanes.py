@@ -93,7 +93,7 @@ def test_a_batch_pays_projections_once_and_attention_per_request(affine):
 def test_outside_the_range_is_one_sentence(costs, call, words):
     with pytest.raises(ProfileError) as error:
         call(costs)
-    for word in [*words, "extrapolate"]:
+    for word in [*words, "--extrapolate"]:
         assert word in str(error.value)
 
 

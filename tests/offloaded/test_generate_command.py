@@ -67,6 +67,9 @@ def test_what_people_read(tmp_path, checkpoint, capsys):
                   "Predicted times are those of llada2.0-mini"):  # fmt: skip
         assert words in said
     assert "Resident run" not in said
+    assert "Weights are float32, 4 bytes each, and those of llada2.0-mini have 2" in " ".join(
+        said.split()
+    )
     assert call(*base, "--prompt", "a", "--check-forced") == 0
     said = capsys.readouterr().out
     assert "Resident run: the same tokens" in said
@@ -138,7 +141,9 @@ def test_decisions_that_cannot_be_repeated_are_an_error(tmp_path, checkpoint, ca
         (["--geometry", "llada3"], 2, "unknown geometry 'llada3'"),
         (["--device", "tpu"], 2, "tpu"),
         (["--out", "figures.png"], 2, ".parquet"),
-        (["--warmup", "1", "--limit", "1"], 2, "leaves none to count"),
+        (["--warmup", "1", "--limit", "1"], 2, "none to count: lower it, or give more prompts"),
+        (["--policy", "lru", "--policy", "lfu"], 2, "give --policy once"),
+        (["--record", "/proc/x/t"], 2, "/proc/x is no folder: create it first"),
     ],
 )
 def test_a_mistake_gets_a_sentence(tmp_path, checkpoint, capsys, args, code, sentence):
@@ -151,7 +156,8 @@ def test_a_mistake_gets_a_sentence(tmp_path, checkpoint, capsys, args, code, sen
 
 def test_a_cache_has_to_be_given(checkpoint, capsys):
     assert call("generate", "--model", checkpoint, "--prompt", "a", *QUICK) == 2
-    assert "--cache 40" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--cache 40" in error and "8:128:8" not in error
 
 
 def test_nothing_is_overwritten_unasked(tmp_path, checkpoint, capsys):
@@ -193,3 +199,4 @@ def test_help_is_there(capsys):
     assert call("generate", "--help") == 0
     said = capsys.readouterr().out
     assert "Examples:" in said and "--check-forced" in said
+    assert "Makes the resident run even" in " ".join(said.split())

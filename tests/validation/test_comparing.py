@@ -16,8 +16,9 @@ from oled_sim.trace.schema import Kind
 from oled_sim.validation.checks import check_profile, check_trace
 from oled_sim.validation.measured import Cut, PolicyUsed
 from oled_sim.validation.predicted import policy_of, predict
-from oled_sim.validation.report import compare_all
+from oled_sim.validation.report import compare_all, to_plain
 from oled_sim.validation.targets import targets_of
+from oled_sim.validation.text import facts
 from oled_sim.validation.times import regime_of
 
 
@@ -333,20 +334,29 @@ class TestRefusals:
         with pytest.raises(MeasurementError, match=words):
             validated(lru._replace(**{name: edit(getattr(lru, name))}))
 
-    def test_mixed_machines(self, trace, lru, validated):
+    def test_mixed_kinds_of_machine(self, trace, lru, validated):
         other = simulated_point(trace, "oled", 4)
-        machine = msgspec.structs.replace(other.about.machine, identity="ffff")
-        with pytest.raises(MeasurementError, match=r"of different machines .0123abcd and ffff"):
+        hardware = msgspec.structs.replace(other.about.machine.hardware, workers=3)
+        machine = msgspec.structs.replace(other.about.machine, hardware=hardware)
+        with pytest.raises(MeasurementError, match=r"different kinds of machine \(workers .* 3\)"):
             validated(lru, changed(other, machine=machine))
 
-    def test_mixed_geometries_and_profiles(self, trace, lru, validated):
+    def test_machines_of_one_kind_share_a_grid(self, trace, lru, validated):
+        other = simulated_point(trace, "oled", 4)
+        machine = msgspec.structs.replace(other.about.machine, identity="ffff")
+        report = validated(lru, changed(other, machine=machine))
+        assert facts(report)["Machine"].endswith("[0123abcd (1 point), ffff (1 point)]")
+        plain = to_plain(report)
+        assert [(m["identity"], m["points"]) for m in plain["machines"]] == [
+            ("0123abcd", 1), ("ffff", 1),
+        ]  # fmt: skip
+        assert [p["machine"] for p in plain["points"]] == ["0123abcd", "ffff"]
+
+    def test_mixed_geometries(self, trace, lru, validated):
         other = simulated_point(trace, "oled", 4)
         geometry = msgspec.structs.replace(other.about.geometry, name="llada2.0-flash")
         with pytest.raises(MeasurementError, match="of different geometries"):
             validated(lru, changed(other, geometry=geometry))
-        profile = msgspec.structs.replace(other.about.profile, sha256="0" * 64)
-        with pytest.raises(MeasurementError, match="of different profiles"):
-            validated(lru, changed(other, profile=profile))
 
     def test_the_same_point_twice(self, lru, validated):
         with pytest.raises(MeasurementError, match="measure the same point"):

@@ -1,6 +1,7 @@
 """``oled-sim validate`` from the outside."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -134,6 +135,75 @@ def test_a_profile_of_ones_own(trace, tmp_path):
     assert code == 1 and "is not the one that" in err and "'mine'" in err
 
 
+def of_machine(point, identity, profile):
+    """Return a point as one of several machines of a kind measured it, with its own profile."""
+    used = ProfileUsed(name=profile.name, sha256=profile_sha256(profile))
+    machine = msgspec.structs.replace(point.about.machine, identity=identity)
+    return changed(point, machine=machine, profile=used)
+
+
+@pytest.fixture(scope="module")
+def sessions(trace, tmp_path_factory):
+    """Return two folders of a grid and the profiles of the machines that measured them."""
+    folder = tmp_path_factory.mktemp("sessions")
+    roots, files = [], []
+    for identity, specs in (("aaaa", ("lru", "oled")), ("bbbb", ("no-cache",))):
+        profile = msgspec.structs.replace(load_profile("h200-llada2.0-mini"), name=f"on-{identity}")
+        save_profile(profile, folder / f"{identity}.toml")
+        points = [of_machine(simulated_point(trace, s, 4), identity, profile) for s in specs]
+        roots.append(save(folder / identity, *points))
+        files.append(folder / f"{identity}.toml")
+    return roots, files
+
+
+def test_a_grid_of_several_machines(sessions):
+    roots, files = sessions
+    given = [part for file in reversed(files) for part in ("--profile", file)]
+    code, out, err = call("validate", *roots, *given)
+    assert (code, err) == (0, "")
+    assert "[aaaa (2 points), bbbb (1 point)]" in out
+    assert re.search(r"Profile +on-aaaa \[\w{16}\] \(2 points\), on-bbbb \[\w{16}\] \(1", out)
+    found = json.loads(call("validate", *roots, *given, "--json")[1])
+    assert [(p["name"], p["points"]) for p in found["profiles"]] == [("on-aaaa", 2), ("on-bbbb", 1)]
+    assert {p["policy"]: (p["machine"], p["profile"]) for p in found["points"]} == {
+        "lru": ("aaaa", "on-aaaa"), "oled": ("aaaa", "on-aaaa"), "no-cache": ("bbbb", "on-bbbb"),
+    }  # fmt: skip
+    assert all(p["error"] == pytest.approx(0) for p in found["points"])
+
+
+def test_a_profile_that_is_missing_is_asked_for(sessions, trace, tmp_path):
+    roots, (first, _) = sessions
+    code, _, err = call("validate", *roots, "--profile", first)
+    assert code == 1 and "is not the one that" in err and "'on-bbbb'" in err
+    other = msgspec.structs.replace(load_profile("h200-llada2.0-mini"), name="third")
+    save_profile(other, tmp_path / "third.toml")
+    code, _, err = call(
+        "validate", *roots, "--profile", first, "--profile", tmp_path / "third.toml"
+    )
+    assert code == 1 and err.count("\n") == 1
+    assert "none of the profiles 'on-aaaa', 'third'" in err and "'on-bbbb'" in err
+
+
+def test_a_point_that_two_machines_measured_is_refused(sessions, tmp_path):
+    roots, files = sessions
+    again = shutil.copytree(roots[1], tmp_path / "again")
+    code, out, err = call("validate", *roots, again, "--profile", files[0], "--profile", files[1])
+    assert (code, out) == (1, "") and "measure the same point" in err and str(again) in err
+    code, _, err = call("validate", roots[0], roots[0])
+    assert code == 2 and "given twice" in err
+
+
+def test_a_refusal_leaves_no_folder(trace, tmp_path):
+    point = simulated_point(trace, "lru", 4)
+    used = ProfileUsed(name="nowhere", sha256="0" * 64)
+    root = save(tmp_path / "r", changed(point, profile=used))
+    assert call("validate", root, "--out", tmp_path / "report")[0] == 1
+    assert not (tmp_path / "report").exists()
+    (tmp_path / "report").mkdir()
+    assert call("validate", root, "--out", tmp_path / "report")[0] == 1
+    assert (tmp_path / "report").is_dir()  # one that was there stays
+
+
 def test_a_profile_of_another_machine(trace, tmp_path):
     point = simulated_point(trace, "lru", 4)
     hardware = msgspec.structs.replace(point.about.machine.hardware, gpu="NVIDIA L4")
@@ -148,6 +218,7 @@ def test_a_profile_of_another_machine(trace, tmp_path):
     ("arguments", "words"),
     [
         (["--out", "no/such"], "no is no folder: create it first"),
+        (["--out", "/proc/such"], "cannot write /proc/such: /proc takes no new files"),
         (["--profile", "h200-llada-mini"], "did you mean"),
         (["--spread", "-1"], "-1"),
     ],
