@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# A file's tests share what they set up and the kernels they compile: one process takes them all.
+SPREAD := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test quick lint types format clean
 
@@ -20,10 +22,10 @@ demo: $(STAMP)
 	@$(BIN)/python scripts/demo.py
 
 test: $(STAMP) lint types
-	@$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n auto $(SPREAD)
 
 quick: $(STAMP)
-	@$(BIN)/python -m pytest -n auto -m "not slow"
+	@$(BIN)/python -m pytest -n auto $(SPREAD) -m "not slow"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 
 from oled_sim.analysis import analyze_traces
 from oled_sim.analysis.output import FIGURES, TABLES
+from oled_sim.cli.main import main
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.testing.traces import random_request, write_trace
 from oled_sim.trace import open_trace
@@ -19,6 +22,20 @@ GEOMETRY = RoutingGeometry((1, 2, 5), 12, 3)
 
 
 def oled_sim(*arguments):
+    """Run the command in this process."""
+    out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main([str(a) for a in arguments])
+        except SystemExit as stop:
+            code = stop.code
+    shown = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return subprocess.CompletedProcess(arguments, code, *shown)
+
+
+def oled_sim_process(*arguments):
+    """Run the command in a process of its own."""
     command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -86,8 +103,9 @@ def test_files_hold_the_tables_and_pictures(written, folder):
 def test_the_same_files_again(written, folder, tmp_path):
     out, _ = written
     again = tmp_path / "new" / "folder"
-    result = oled_sim("analyze", folder / "alpha", folder / "beta", "--out", again, "--plots")
-    assert result.returncode == 0
+    arguments = (folder / "alpha", folder / "beta", "--out", again, "--plots")
+    result = oled_sim_process("analyze", *arguments)
+    assert (result.returncode, result.stdout) == (0, written[1].replace(str(out), str(again)))
     for file in out.iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes(), file.name
 
@@ -198,6 +216,6 @@ def test_help_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
-    shown = oled_sim("analyze", "--help")
+    shown = oled_sim_process("analyze", "--help")
     assert shown.returncode == 0
     assert "Examples:" in shown.stdout
