@@ -9,11 +9,9 @@ goes on. Points must come from the machine of the profile beside them. A grid th
 a session on such a machine is spread over several, each with a part of the grid and a folder and a
 profile of its own::
 
-    python benchmarks/validation.py --out a --name a --caches 20,40 --no-prefetching
-    python benchmarks/validation.py --out b --name b --caches 60,100,160 --no-prefetching
-    python benchmarks/validation.py --out c --name c --only-prefetching
-    oled-sim validate a/points b/points c/points --out report \\
-        --profile a/a.toml --profile b/b.toml --profile c/c.toml
+    python benchmarks/validation.py --out a --name a --caches 20,40 --no-report
+    python benchmarks/validation.py --out b --name b --caches 60,100,160 --no-report
+    oled-sim validate a/points b/points --out report --profile a/a.toml --profile b/b.toml
 """
 
 from __future__ import annotations

@@ -36,6 +36,12 @@ def check_together(points: Sequence[Point]) -> None:
                 f" ({first.about.geometry.name} and {point.about.geometry.name}): validate each"
                 " geometry apart"
             )
+        if point.about.layers != first.about.layers:
+            numbers = (p.about.layers or "all" for p in (first, point))
+            raise MeasurementError(
+                f"{first.name} and {point.name} ran different MoE layers"
+                f" ({' and '.join(map(str, numbers))}): validate each number of layers apart"
+            )
         _check_kind(first, point)
     seen: dict[object, Point] = {}
     for point in points:

@@ -358,6 +358,11 @@ class TestRefusals:
         with pytest.raises(MeasurementError, match="of different geometries"):
             validated(lru, changed(other, geometry=geometry))
 
+    def test_mixed_numbers_of_layers(self, trace, lru, validated):
+        other = changed(simulated_point(trace, "oled", 4), layers=2)
+        with pytest.raises(MeasurementError, match=r"ran different MoE layers \(all and 2\)"):
+            validated(lru, other)
+
     def test_the_same_point_twice(self, lru, validated):
         with pytest.raises(MeasurementError, match="measure the same point"):
             validated(lru, lru)
