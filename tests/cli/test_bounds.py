@@ -45,7 +45,7 @@ def as_json(*arguments):
 
 def test_bounds_and_gaps_side_by_side(trace):
     code, out, err = bounds(trace, "--cache", 4, "--policy", "lru", "--policy", "oled")
-    assert (code, err) == (0, "")
+    assert code == 0, err  # a slow machine shows progress
     first = [line.split("  ")[0] for line in out.splitlines()]
     assert [name for name in first if name in BOUNDS] == BOUNDS * 2  # figures, then gaps
     assert [name for name in first if name in ("lru", "oled")] == ["lru", "oled"]

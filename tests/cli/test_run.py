@@ -6,11 +6,13 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import oled_sim
 from oled_sim.cli.main import main
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.testing.traces import random_request, write_trace
@@ -203,6 +205,10 @@ def test_user_policy_from_a_file(trace, tmp_path):
     assert json.loads(out)["results"][0]["parameters"] == {"sign": -1.0}
 
 
+NANO = Path(oled_sim.__file__).parent / "model" / "assets" / "nano" / "config.json"
+"""A geometry that no profile was measured for."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -221,11 +227,7 @@ def test_user_policy_from_a_file(trace, tmp_path):
         (["--policy", "lru", "--cache", 4, "--staging", 0], 2, "0 staging slots cannot work"),
         (["--policy", "lru", "--cache", 4, "--warmup", 9], 2, "leaves none to count"),
         (["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-mino"], 2, "did you mean"),
-        (
-            ["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-flash"],
-            2,
-            "give one with --profile",
-        ),
+        (["--policy", "lru", "--cache", 4, "--geometry", NANO], 2, "give one with --profile"),
         (["--policy", "lru", "--cache", 4, "--profile", "no.toml"], 1, "no.toml"),
         (["--policy", "lru", "--cache", 4, "--out", "/nowhere/x.parquet"], 2, "is no folder"),
     ],

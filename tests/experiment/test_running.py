@@ -118,7 +118,7 @@ def test_the_profile_decides_about_the_part(tmp_path):
     save_profile(load_profile("h200-llada2.0-mini"), file)
     point = replace(RUN, profile=str(file))
     before = store.key(point)
-    file.write_text(file.read_text().replace("workers = 15", "workers = 14"))
+    file.write_text(file.read_text().replace("workers = 12", "workers = 11"))
     assert Store(tmp_path).key(point) != before
 
 
