@@ -4,14 +4,15 @@ On a machine with a GPU, where oled-sim is installed:
 
     python benchmarks/validation.py --out validation --passes 96
 
-All policies run in one process. What is there already is not run again, so a run that was stopped
-goes on. Points must come from the machine of the profile beside them. A grid that takes longer than
-a session on such a machine is spread over several, each with a part of the grid and a folder and a
-profile of its own::
+Every data set is replayed right after a profile of its own, since a machine that others share is
+not as fast at one time as at another; all policies of a data set run in one process. What is there
+already is not run again, so a run that was stopped goes on. Points must come from the machine of
+the profile beside them. A grid that takes longer than a session on such a machine is spread over
+several, each with a part of the grid and a folder of its own::
 
-    python benchmarks/validation.py --out a --name a --caches 20,40 --no-report
-    python benchmarks/validation.py --out b --name b --caches 60,100,160 --no-report
-    oled-sim validate a/points b/points --out report --profile a/a.toml --profile b/b.toml
+    python benchmarks/validation.py --out a --caches 20,40 --no-report
+    python benchmarks/validation.py --out b --caches 60,100,160 --no-report
+    oled-sim validate a b --out report --profile a/this-machine-mini-gsm8k.toml --profile ...
 """
 
 from __future__ import annotations
@@ -31,28 +32,35 @@ def main() -> None:
     """Run all steps."""
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    profile = args.out / f"{args.name}.toml"
+    profiles = [_measure(args, trace) for trace in args.trace or TRACES]
+    if args.no_report:
+        return
+    known = _repeated("--profile", profiles)
+    _run("validate", args.out, *known, "--out", args.report or args.out / "report", "--force")
+
+
+def _measure(args: argparse.Namespace, trace: str) -> Path:
+    """Profile the machine and replay a data set; return the profile."""
+    data = Path(trace).name
+    profile = args.out / f"{args.name}-{data}.toml"
     if not profile.exists():
         _run("profile", "--geometry", args.geometry, "--name", args.name, "--out", profile)
-    common = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / "points"]
-    common += ["--passes", args.passes, "--repetitions", args.repetitions]
-    common += ["--requests", args.requests]
-    common += _repeated("--trace", args.trace or TRACES)
+    common = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / data]
+    common += ["--passes", args.passes, "--repetitions", args.repetitions, "--trace", trace]
+    common += ["--requests", args.requests, "--cache", args.caches]
     common += _repeated("--policy", args.policy or POLICIES)
     if args.layers:
         common += ["--layers", args.layers]
-    _run("replay", *common, "--cache", args.caches)
-    if args.no_report:
-        return
-    report = ["--profile", profile, "--out", args.out / "report", "--force"]
-    _run("validate", args.out / "points", *report)
+    _run("replay", *common)
+    return profile
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Hold the simulator against this machine.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of profile and points")
+    parser.add_argument("--out", type=Path, required=True, help="folder of profiles and points")
+    parser.add_argument("--report", type=Path, help="folder of the report, default: report in OUT")
     parser.add_argument("--geometry", default="llada2.0-mini")
-    parser.add_argument("--name", default="this-machine", help="of the profile")
+    parser.add_argument("--name", default="this-machine", help="of all profiles")
     parser.add_argument("--caches", default=CACHES, help="slots per layer")
     parser.add_argument("--passes", type=int, default=96, help="decode passes of a request")
     parser.add_argument("--repetitions", type=int, default=3)
@@ -64,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _repeated(option: str, values: Sequence[str]) -> list[str]:
+def _repeated(option: str, values: Sequence[object]) -> list[object]:
     return [part for value in values for part in (option, value)]
 
 

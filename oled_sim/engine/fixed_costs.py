@@ -35,15 +35,16 @@ def fill_fixed_costs(
 
     Args:
         course: whose costs are filled.
-        passes: float64 [P, 3], tokens, requests and summed context of each pass.
-        events: float64 [V, 3], the same of each event, over the requests that have rows in it.
+        passes: float64 [P, 4], tokens, requests, summed context and rows of the LM head by pass.
+        events: float64 [V, 3], the first three of each event, over the requests with rows in it.
         costs: lane costs.
 
     Raises:
         ProfileError: a count lies outside the profiled range.
     """
     tables, dense_layers = costs.tables, costs.geometry.dense_layers
-    attention, (embedding, mlp, head) = _times(tables, passes, (EMBEDDING, DENSE_LAYER, LM_HEAD))
+    attention, (embedding, mlp) = _times(tables, passes, (EMBEDDING, DENSE_LAYER))
+    (head,) = curve_us(tables, np.array((LM_HEAD,)), passes[:, 3].copy())
     course.start_us[:] = embedding + dense_layers * (attention + mlp)
     course.head_us[:] = head + tables.per_pass_us
     attention, (gate, shared, merge) = _times(tables, events, (GATE, SHARED_EXPERT, MERGE))
@@ -53,10 +54,12 @@ def fill_fixed_costs(
     for p in np.flatnonzero(np.isnan(course.start_us + course.head_us)):
         _explain(costs, *passes[p])
     for v in np.flatnonzero(np.isnan(course.dense_us + course.shared_us + course.merge_us)):
-        _explain(costs, *events[v])
+        _explain(costs, *events[v], 0.0)
 
 
-def _explain(costs: LaneCosts, tokens: float, requests: float, context: float) -> None:
+def _explain(
+    costs: LaneCosts, tokens: float, requests: float, context: float, head_rows: float
+) -> None:
     """Ask for every cost of a pass, so that the one outside the profile raises its sentence."""
     costs.dense_batch_us(tokens, requests, context / requests)
     for curve in (
@@ -65,9 +68,9 @@ def _explain(costs: LaneCosts, tokens: float, requests: float, context: float) -
         costs.shared_expert_us,
         costs.merge_us,
         costs.dense_layer_us,
-        costs.lm_head_us,
     ):
         curve(tokens)
+    costs.lm_head_us(head_rows)
     raise ProfileError(
         f"profile {costs.profile.name!r} has no time for a pass of {tokens:g} tokens and"
         f" {requests:g} requests: {BEYOND}"

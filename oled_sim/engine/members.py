@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.routes import carry_confidence
-from oled_sim.trace.schema import RequestTrace
+from oled_sim.trace.schema import Kind, RequestTrace
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,17 @@ class Member:
         if (self.first, self.last) == (0, self.whole.passes):
             return self.whole
         return stretch(self.whole, self.first, self.last)
+
+    @property
+    def head_rows(self) -> NDArray[np.int64]:
+        """Per pass that takes part, the tokens that the LM head judges, int64.
+
+        Those of a block: of a prefill pass its last ones, since nothing asks for a prompt's own.
+        A request that ends with its prefill says nothing of its blocks; all are judged then.
+        """
+        length, decode = np.diff(self.whole.token_offset), self.whole.kind != Kind.PREFILL
+        block = int(length[decode].max(initial=0)) or int(length.max(initial=0))
+        return np.minimum(length[self.first : self.last], block)
 
     @property
     def carried(self) -> NDArray[np.float64]:

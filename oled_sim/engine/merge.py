@@ -116,12 +116,13 @@ def embedding_means(members: Sequence[Member], passes: int) -> NDArray[np.float3
 
 
 def pass_load(members: Sequence[Member], passes: int) -> NDArray[np.float64]:
-    """Return tokens, requests and their summed context of each pass, float64 [P, 3]."""
-    load = np.zeros((passes, 3))
+    """Return tokens, requests, summed context and rows of the LM head by pass, float64 [P, 4]."""
+    load = np.zeros((passes, 4))
     for member in members:
         load[member.at, 0] += np.diff(member.trace.token_offset)
         load[member.at, 1] += 1
         load[member.at, 2] += member.trace.context
+        load[member.at, 3] += member.head_rows
     return load
 
 

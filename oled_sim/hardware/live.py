@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from oled_sim.engine.arrivals import Moment, Step
 from oled_sim.engine.events import end_pass, release_held
 from oled_sim.engine.state import (
     APPROACHING,
@@ -108,6 +109,14 @@ class LivePace:
         self._admitting: tuple[int, int] | None = None
         self._asked = PASS_ENDED
         self._left_us = now_us()
+
+    @property
+    def moments(self) -> list[Moment]:
+        """In which order things happened in the group."""
+        return self._prefetches.moments
+
+    def _note(self, step: Step, layer: int = -1, expert: int = -1) -> None:
+        self._prefetches.moments.append(Moment(step, layer, expert))
 
     def leave(self) -> None:
         """End a group: wait for the prefetch that is still being copied, and forget it."""
@@ -206,6 +215,7 @@ class LivePace:
         self._machine.backbone.wait_routing()
         marks.gate_us = now_us() - (self._paused_us - marks.paused_before_us)
         self._work[PHASE] = AT_GATE
+        self._note(Step.GATE)
         return DECIDE
 
     def _wait_for(self, mark: Mark) -> int:
@@ -231,6 +241,7 @@ class LivePace:
     def _ask_about(self, layer: int, expert: int) -> int:
         self._state.queue.arrived[:] = layer, expert
         self._admitting = layer, expert
+        self._note(Step.ASK, layer, expert)
         return ARRIVED
 
     def _work_layer(self) -> int:
@@ -248,6 +259,7 @@ class LivePace:
             self._nap()
         self._from_cpu = run.finish()
         self._run = None
+        self._note(Step.DONE)
         course.counts[v, N_STAGING_PEAK] = work[PEAK]
         course.counts[v, N_FREE_BYTES] = work[FREE_BYTES]
         work[PHASE] = LEAVING
@@ -293,6 +305,7 @@ class LivePace:
         """Note what was measured; nothing from here on is on the clock."""
         marks, work, course = self._marks, self._work, self._course
         marks.end_us, marks.decide_us = self._now_us(), self.decide_us
+        self._note(Step.END)
         marks.prefetches, self._prefetches.finished = self._prefetches.finished, []
         p = int(work[PASS])
         self._state.lanes.time[NOW] = marks.end_us

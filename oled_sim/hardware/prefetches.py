@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from oled_sim.engine.arrivals import Moment, Step
 from oled_sim.engine.state import (
     COPIED_BYTES,
     H2D,
@@ -31,6 +32,8 @@ class Prefetches:
 
     Attributes:
         flying: the prefetch that is being copied, or None.
+        finished: copies that have come and that nobody has asked for yet.
+        moments: what happened, in order; others add what they do.
     """
 
     def __init__(self, machine: ExpertMachine, slots: SlotMap, state: State) -> None:
@@ -38,6 +41,7 @@ class Prefetches:
         self._landed: dict[tuple[int, int], int] = {}
         self.flying: Copy | None = None
         self.finished: list[Copy] = []
+        self.moments: list[Moment] = []
 
     def start(self) -> None:
         """Start the first one queued if the engine is idle and a staging slot stays for demand."""
@@ -51,6 +55,7 @@ class Prefetches:
         dequeue(work, state.queue, row)
         slot, after = self._slots.take()
         self.flying = Copy(layer, expert, slot)
+        self.moments.append(Moment(Step.START, layer, expert))
         self._machine.copies.submit([(self.flying, after)])
         size = state.lanes.expert_bytes[layer]
         work[KIND + H2D], work[JOB_LAYER + H2D], work[JOB_EXPERT + H2D] = PREFETCH, layer, expert
@@ -71,10 +76,12 @@ class Prefetches:
         self.flying = None
         self.finished.append(copy)
         self._landed[copy.layer, copy.expert] = copy.slot
+        self.moments.append(Moment(Step.LAND, copy.layer, copy.expert))
         return copy.layer, copy.expert
 
     def hold(self, layer: int, expert: int) -> None:
         """Let an arrival wait for the end of the layer whose pool it is for."""
+        self.moments.append(Moment(Step.HOLD, layer, expert))
         queue, work = self._state.queue, self._state.lanes.work
         queue.held[work[HELD], 0], queue.held[work[HELD], 1] = layer, expert
         work[HELD] += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,11 +15,10 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine import laws
+from oled_sim.engine.arrivals import Moment
 from oled_sim.engine.batch import Batch, make_batch
-from oled_sim.engine.budget import Budget
-from oled_sim.engine.cut import CutSource, first_decode_passes
-from oled_sim.engine.feeding import feed
-from oled_sim.engine.rules import Group, split_requests
+from oled_sim.engine.cut import first_decode_passes
+from oled_sim.engine.rules import Group
 from oled_sim.engine.simulation import GroupRecord, Simulation
 from oled_sim.engine.source import Source
 from oled_sim.errors import UsageError
@@ -27,9 +27,11 @@ from oled_sim.hardware.lossless import LosslessCheck
 from oled_sim.hardware.machine import ExpertMachine, Machine
 from oled_sim.hardware.measured import PassMarks
 from oled_sim.hardware.slot_map import SlotMap
+from oled_sim.hardware.speed_check import SpeedCheck
 from oled_sim.policy import Policy
-from oled_sim.validation.measured import About, Lossless, Point
-from oled_sim.validation.predicted import cuts_of, rules_of
+from oled_sim.validation.measured import About, Lossless, Point, Speed
+from oled_sim.validation.order import arrival_rows, has_prefetches
+from oled_sim.validation.prepared import prepare
 from oled_sim.validation.rows import event_rows, pass_rows
 
 Report = Callable[[], None]
@@ -80,6 +82,7 @@ def replay_point(
     about: About,
     *,
     check: LosslessCheck | None = None,
+    speed: SpeedCheck | None = None,
     report: Report | None = None,
     warm_up_passes: int = 0,
 ) -> Point:
@@ -95,6 +98,7 @@ def replay_point(
         costs: what the policy decides by.
         about: what to run; ``lossless`` and ``tables`` are filled in later.
         check: compares samples with full residency; what it finds goes into ``about``.
+        speed: measures how fast the host is before each repetition; goes into ``about``, too.
         report: called after every pass that is measured.
         warm_up_passes: decode passes that are run first and forgotten.
 
@@ -107,29 +111,29 @@ def replay_point(
             f"policy {about.policy.label!r} looks into the future: simulate it with `oled-sim run`,"
             " and replay policies that can run"
         )
-    cut = CutSource(source, cuts_of(about), about.layers)
-    cut.require(policy.needs, f"policy {about.policy.label!r}")
-    simulation = Simulation(
-        policy, cut.geometry, costs, Budget(cache=about.cache), rules_of(about),
-        name=about.policy.label,
-    )  # fmt: skip
-    counted = _prepare(simulation, cut, costs)
-    start = simulation.snapshot()
-    layers, experts = len(cut.geometry.layers), cut.geometry.experts
+    prepared = prepare(about, source, policy, costs)
+    simulation, geometry = prepared.simulation, prepared.cut.geometry
+    layers, experts = len(geometry.layers), geometry.experts
     slots = SlotMap(layers, experts, slots_for(about, layers, experts))
     passes: list[pa.Table] = []
     events: list[pa.Table] = []
+    arrivals: list[pa.Table] = []
+    speeds: list[Speed] = []
     if warm_up_passes:
-        _warm_up(simulation, machine, slots, counted[0], costs, warm_up_passes)
+        _warm_up(simulation, machine, slots, prepared.counted[0], costs, warm_up_passes)
     if check is not None:
         check.reset()
     for repetition in range(about.repetitions):
-        simulation.restore(start)
+        if speed is not None:
+            speeds.append(speed.measure())
+        requests = prepared.again()
         load_residents(machine, slots, simulation.state.pools.resident)
-        for group, batch in counted:
-            record, decide_us = _measure(simulation, machine, slots, group, batch, check, report)
+        for group, batch in requests:
+            run = _measure(simulation, machine, slots, group, batch, check, report)
+            record, decide_us = run.record, np.array(run.decide_us)
             passes.append(pass_rows(record, repetition=repetition, decide_us=decide_us))
-            events.append(event_rows(record, cut.geometry.layers, repetition=repetition))
+            events.append(event_rows(record, geometry.layers, repetition=repetition))
+            arrivals.append(arrival_rows(run.moments, record, geometry.layers, repetition))
     if check is not None:
         found = Lossless(
             events_checked=check.checked,
@@ -137,7 +141,14 @@ def replay_point(
             tolerance=check.tolerance,
         )
         about = msgspec.structs.replace(about, lossless=found)
-    return Point(about, pa.concat_tables(passes), pa.concat_tables(events))
+    order = pa.concat_tables(arrivals)
+    about = msgspec.structs.replace(
+        about, arrivals_recorded=has_prefetches(order), speeds=tuple(speeds)
+    )
+    return Point(
+        about, pa.concat_tables(passes), pa.concat_tables(events),
+        order if about.arrivals_recorded else None,
+    )  # fmt: skip
 
 
 def _warm_up(
@@ -156,30 +167,19 @@ def _warm_up(
     _measure(simulation, machine, slots, group, some, None, None)
 
 
-def _prepare(
-    simulation: Simulation, source: CutSource, costs: LaneCosts
-) -> Sequence[tuple[Group, Batch]]:
-    """Simulate history and warm-up; return what is to be measured."""
-    rules = simulation.rules
-    splits = split_requests(source.requests, rules)
-    counted, in_history = [], False
-    for group, batch in feed(source, splits, rules, costs, learns=simulation.policy.learns):
-        if in_history and group.split != "history":
-            simulation.end_history()
-        in_history = group.split == "history"
-        if group.split == "counted":
-            counted.append((group, batch))
-        else:
-            simulation.run_group(group, batch)
-    simulation.forget_copies()
-    return counted
-
-
 def load_residents(machine: ExpertMachine, slots: SlotMap, resident: NDArray[np.bool_]) -> None:
     """Put every resident, bool [L, E], into a slot of the slab, off the clock."""
     for layer, expert, slot in slots.fill(resident):
         machine.slab.weights[slot].copy_(machine.experts.packed[layer][expert], non_blocking=True)
     machine.synchronize()
+
+
+class Run(NamedTuple):
+    """A request on the hardware: what was noted, each pass's decisions in µs, and the order."""
+
+    record: GroupRecord
+    decide_us: list[float]
+    moments: list[Moment]
 
 
 def _measure(
@@ -190,8 +190,8 @@ def _measure(
     batch: Batch,
     check: LosslessCheck | None,
     report: Report | None,
-) -> tuple[GroupRecord, NDArray[np.float64]]:
-    """Run a request on the hardware; return what was noted, and the time of each decision."""
+) -> Run:
+    """Run a request on the hardware."""
     decisions = Decisions(report)
     simulation.pace = pace = LivePace(machine, slots, check, decisions.note)
     try:
@@ -202,4 +202,4 @@ def _measure(
     pace.leave()
     laws.check_cheap(record, simulation.state, simulation.rules)
     laws.check_bytes(record, simulation.expert_bytes)
-    return record, np.array(decisions.taken_us)
+    return Run(record, decisions.taken_us, pace.moments)

@@ -24,6 +24,7 @@ from oled_sim.hardware.machine import Sizes, build_machine
 from oled_sim.hardware.machine_identity import machine_identity
 from oled_sim.hardware.place import Place
 from oled_sim.hardware.replay import replay_point, slots_for
+from oled_sim.hardware.speed_check import SpeedCheck
 from oled_sim.trace import Trace
 from oled_sim.trace.schema import Kind
 from oled_sim.validation import measured
@@ -220,8 +221,9 @@ def run_tasks(
         check = None
         if job.verify_every:
             check = LosslessCheck(machine, cost, sizes.most_tokens, job.verify_every, job.seed)
+        speed = SpeedCheck(machine, cost, sizes.block)
         for task in tasks:
             yield replay_point(
                 machine, task.source, task.contender.policy, job.costs, task.about,
-                check=check, report=on_pass, warm_up_passes=WARM_UP_PASSES,
+                check=check, speed=speed, report=on_pass, warm_up_passes=WARM_UP_PASSES,
             )  # fmt: skip

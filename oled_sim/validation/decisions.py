@@ -1,13 +1,14 @@
 """Whether hardware and simulator decided the same: event by event, or in sum where times decide.
 
 What a policy that copies on demand only decides depends on no time, so every count must agree. What
-a prefetching one finds at a gate depends on what has arrived by then; its sums are compared.
+a prefetching one finds at a gate depends on what has arrived by then: given the recorded order of
+arrivals every count must agree, too, and of a run of its own the sums are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from oled_sim.engine.averages import ratio
 from oled_sim.engine.state import EVENT_COUNTS, PASS_COUNTS
 from oled_sim.validation.checks import EVENT_KEYS, PASS_KEYS
 from oled_sim.validation.measured import Point
+from oled_sim.validation.order import InOrder
 from oled_sim.validation.predicted import Prediction
 
 TIMED = ("staging_peak", "free_bytes")
@@ -36,6 +38,8 @@ class Decisions:
             and of copied bytes; 0 where both are 0. Measured is the mean over repetitions.
         late_predicted, late_measured: prefetches in flight at the gate that needed them, as a share
             of activated experts.
+        in_order: whether every count agrees in the recorded order of arrivals; None if nothing was
+            prefetched, or no order recorded. first_out_of_order: where and what not.
     """
 
     prefetching: bool
@@ -46,6 +50,8 @@ class Decisions:
     bytes_error: float
     late_predicted: float
     late_measured: float
+    in_order: bool | None = None
+    first_out_of_order: str = ""
 
     @property
     def identical(self) -> bool:
@@ -53,9 +59,20 @@ class Decisions:
         return not self.first_difference
 
 
-def compare_decisions(point: Point, found: Prediction) -> Decisions:
-    """Compare what was decided; the tables must have passed ``checks.check_tables``."""
-    return compare_tables(point.passes, point.events, found, point.about.repetitions)
+def compare_decisions(
+    point: Point, found: Prediction, in_order: InOrder | None = None
+) -> Decisions:
+    """Compare what was decided; the tables must have passed ``checks.check_tables``.
+
+    ``in_order``: what the simulator decides in the recorded order of arrivals.
+    """
+    free = compare_tables(point.passes, point.events, found, point.about.repetitions)
+    if in_order is None:
+        return free
+    _, of_events = _compared(in_order.events, point.events, EXACT, EVENT_KEYS)
+    _, of_passes = _compared(in_order.passes, point.passes, PASS_COUNTS, PASS_KEYS)
+    first = of_events or of_passes
+    return replace(free, in_order=not first, first_out_of_order=first)
 
 
 def compare_tables(
@@ -63,17 +80,14 @@ def compare_tables(
 ) -> Decisions:
     """Compare measured tables, rows of ``repetitions`` runs in each, with a prediction."""
     n = repetitions
-    predicted = _repeated(found.events, n, EVENT_KEYS)
-    measured = events.sort_by([(key, "ascending") for key in EVENT_KEYS])
-    differs = _differs(predicted, measured, EXACT)
-    first = _first(predicted, measured, differs, EXACT, EVENT_KEYS)
-    of_passes = _of_passes(passes, found, n)
+    differing, first = _compared(_repeated(found.events, n), events, EXACT, EVENT_KEYS)
+    _, of_passes = _compared(_repeated(found.passes, n), passes, PASS_COUNTS, PASS_KEYS)
     hits = _sum(events, "hits") / n
     copied = _sum(passes, "copied_bytes") / n
     return Decisions(
         prefetching=found.prefetched or bool(_sum(passes, "prefetched")),
-        events=len(measured),
-        differing=int(differs.any(axis=0).sum()),
+        events=len(events),
+        differing=differing,
         first_difference=first or of_passes,
         hits_error=_error(_sum(found.events, "hits"), hits),
         bytes_error=_error(_sum(found.passes, "copied_bytes"), copied),
@@ -82,16 +96,18 @@ def compare_tables(
     )
 
 
-def _of_passes(passes: pa.Table, found: Prediction, repetitions: int) -> str:
-    predicted = _repeated(found.passes, repetitions, PASS_KEYS)
-    measured = passes.sort_by([(key, "ascending") for key in PASS_KEYS])
-    differs = _differs(predicted, measured, PASS_COUNTS)
-    return _first(predicted, measured, differs, PASS_COUNTS, PASS_KEYS)
+def _compared(
+    predicted: pa.Table, measured: pa.Table, columns: Sequence[str], keys: Sequence[str]
+) -> tuple[int, str]:
+    """Return how many rows differ in some column, and the first difference."""
+    order = [(key, "ascending") for key in keys]
+    mine, theirs = predicted.sort_by(order), measured.sort_by(order)
+    differs = _differs(mine, theirs, columns)
+    return int(differs.any(axis=0).sum()), _first(mine, theirs, differs, columns, keys)
 
 
-def _repeated(table: pa.Table, repetitions: int, keys: Sequence[str]) -> pa.Table:
-    """Return a prediction once per repetition, sorted by its keys."""
-    once = table.sort_by([(key, "ascending") for key in keys])
+def _repeated(once: pa.Table, repetitions: int) -> pa.Table:
+    """Return a prediction once per repetition."""
     number = once.schema.get_field_index("repetition")
     field = once.schema.field(number)
     return pa.concat_tables(

@@ -1,7 +1,8 @@
 """Measured points as files: one folder per point, written by ``replay``, read by ``validate``.
 
 ``point.json`` says what was run and where, ``passes.parquet`` has one row per repetition and pass,
-``events.parquet`` one per repetition and event. ``point.json`` is written last and holds the
+``events.parquet`` one per repetition and event; ``order.parquet``, where anything was prefetched,
+says in which order it came. ``point.json`` is written last and holds the
 checksums of the tables, so a folder without it is one that was never finished. docs/validation.md
 describes every column.
 """
@@ -30,6 +31,7 @@ FORMAT = 1
 """Version of the format; another one is refused."""
 
 ABOUT, PASSES, EVENTS = "point.json", "passes.parquet", "events.parquet"
+ORDER = "order.parquet"
 
 LANE_COLUMNS = PASS_TIMES[2:]
 """Busy and critical time of each lane in a pass."""
@@ -65,6 +67,21 @@ EVENT_SCHEMA = pa.schema(
     ]
 )
 """Columns of ``events.parquet``: ``layer`` is the model's own index, the rest is the engine's."""
+
+
+ORDER_SCHEMA = pa.schema(
+    [
+        ("repetition", pa.int32()),
+        ("request", pa.int32()),
+        ("step", pa.int8()),
+        ("layer", pa.int32()),
+        ("expert", pa.int32()),
+    ]
+)
+"""Columns of ``order.parquet``: rows in order, ``step`` a :class:`oled_sim.engine.arrivals.Step`.
+
+``layer`` is the model's own index. Layer and expert are -1 where the step is no prefetch's.
+"""
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -134,6 +151,19 @@ class Lossless(_Strict, frozen=True, kw_only=True):
     tolerance: float
 
 
+class Speed(_Strict, frozen=True, kw_only=True):
+    """How fast the host was before a repetition; the profile has the same figures of its time.
+
+    ``cpu_us``: makespan of ``cpu_experts`` experts with ``cpu_tokens_per_expert`` tokens each on
+    the CPU lane. ``synchronize_us``: launching and waiting for an empty kernel. Medians.
+    """
+
+    cpu_experts: int
+    cpu_tokens_per_expert: int
+    cpu_us: float
+    synchronize_us: float
+
+
 class About(_Strict, frozen=True, kw_only=True):
     """What ``point.json`` says.
 
@@ -147,9 +177,10 @@ class About(_Strict, frozen=True, kw_only=True):
         layers: how many MoE layers ran, from the first on; None if all of the trace's did.
         repetitions: each from the same state: that after history and warm-up.
         lossless: None if it was not checked.
-        arrivals_recorded: whether the order of prefetch arrivals was noted.
+        speeds: of the host before each repetition; none in files of before this was measured.
+        arrivals_recorded: whether anything was prefetched, and the order noted in which it came.
         machine, software: where it ran. command, date: how and when.
-        tables: sha256 of both tables by file name, filled in by :func:`write_point`.
+        tables: sha256 of all tables by file name, filled in by :func:`write_point`.
     """
 
     policy: PolicyUsed
@@ -167,6 +198,7 @@ class About(_Strict, frozen=True, kw_only=True):
     software: Software
     lossless: Lossless | None = None
     arrivals_recorded: bool = False
+    speeds: tuple[Speed, ...] = ()
     command: str = ""
     date: datetime.date
     tables: dict[str, str] = {}
@@ -193,11 +225,15 @@ class About(_Strict, frozen=True, kw_only=True):
 
 
 class Point(NamedTuple):
-    """A measured point. ``passes``, ``events``: columns ``PASS_SCHEMA`` and ``EVENT_SCHEMA``."""
+    """A measured point. ``passes``, ``events``: columns ``PASS_SCHEMA`` and ``EVENT_SCHEMA``.
+
+    ``order``: columns ``ORDER_SCHEMA``, None where nothing was prefetched.
+    """
 
     about: About
     passes: pa.Table
     events: pa.Table
+    order: pa.Table | None = None
     folder: Path | None = None
 
     @property
@@ -242,6 +278,8 @@ def write_point(folder: Path, point: Point, *, force: bool = False) -> None:
         PASSES: _fitted(point.passes, PASS_SCHEMA, PASSES),
         EVENTS: _fitted(point.events, EVENT_SCHEMA, EVENTS),
     }
+    if point.order is not None:
+        tables[ORDER] = _fitted(point.order, ORDER_SCHEMA, ORDER)
     for name, table in tables.items():
         write_table(folder / name, table, {"point": point_name(point.about)})
     sums = {name: sha256_hex((folder / name).read_bytes()) for name in tables}
@@ -279,7 +317,10 @@ def read_point(folder: Path) -> Point:
     about = _about(folder / ABOUT)
     passes = _table(folder / PASSES, about.tables, PASS_SCHEMA)
     events = _table(folder / EVENTS, about.tables, EVENT_SCHEMA)
-    return Point(about, passes, events, folder)
+    order = None
+    if about.arrivals_recorded:
+        order = _table(folder / ORDER, about.tables, ORDER_SCHEMA)
+    return Point(about, passes, events, order, folder)
 
 
 def as_written(about: About) -> About:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from typing import Any
 
 import msgspec
@@ -13,8 +14,11 @@ from oled_sim.validation.checks import check_tables, check_together
 from oled_sim.validation.decisions import compare_decisions
 from oled_sim.validation.groups import rankings_of
 from oled_sim.validation.measured import Machine, Point, ProfileUsed, point_name
+from oled_sim.validation.order import InOrder, decide_in_order
 from oled_sim.validation.predicted import Basis, policy_of, predict
+from oled_sim.validation.prepared import prepare
 from oled_sim.validation.ranking import Ranking
+from oled_sim.validation.speed import host_speed
 from oled_sim.validation.statistics import (
     Comparison,
     Correlation,
@@ -35,7 +39,8 @@ class Report:
 
     Attributes:
         comparisons: every point, by data set, cache and policy.
-        errors: over all of them; by_regime, by_policy: over some.
+        errors: over all of them; by_regime, by_policy, by_state: over some. The last go by what
+            the machine was like beside its profile.
         lanes: errors by column, such as ``h2d_busy_us``.
         rankings: one per cache and data set. correlation: over all points.
         targets: what had to be reached.
@@ -45,6 +50,7 @@ class Report:
     errors: Errors
     by_regime: dict[str, Errors]
     by_policy: dict[str, Errors]
+    by_state: dict[str, Errors]
     lanes: dict[str, LaneErrors]
     rankings: tuple[Ranking, ...]
     correlation: Correlation
@@ -90,9 +96,22 @@ def _order(point: Point) -> tuple[str, int, str, tuple[int, ...]]:
 
 def _compare(point: Point, basis_for: Callable[[Point, Policy], Basis]) -> Comparison:
     policy = policy_of(point.about)
-    prediction = predict(point.about, basis_for(point, policy), policy)
+    basis = basis_for(point, policy)
+    prediction = predict(point.about, basis, policy)
     check_tables(point, prediction)
-    return Comparison(point, compare_times(point, prediction), compare_decisions(point, prediction))
+    in_order = _in_order(point, basis)
+    decisions = compare_decisions(point, prediction, in_order)
+    speed = host_speed(point.about, basis.costs)
+    return Comparison(point, compare_times(point, prediction), decisions, speed)
+
+
+def _in_order(point: Point, basis: Basis) -> InOrder | None:
+    """Return what is decided in the order of arrivals that was recorded, if one was."""
+    about = point.about
+    if point.order is None:
+        return None
+    prepared = prepare(about, basis.source, policy_of(about), basis.costs)
+    return decide_in_order(prepared, point.order, about.repetitions, point.name)
 
 
 def report_of(comparisons: Sequence[Comparison], assumed_spread: float | None = None) -> Report:
@@ -103,6 +122,7 @@ def report_of(comparisons: Sequence[Comparison], assumed_spread: float | None = 
         errors=errors,
         by_regime=errors_by(comparisons, lambda c: c.times.regime),
         by_policy=errors_by(comparisons, lambda c: c.point.about.policy.label),
+        by_state=errors_by(comparisons, lambda c: c.state),
         lanes=lane_errors(comparisons),
         rankings=tuple(rankings),
         correlation=correlation_of(comparisons),
@@ -143,6 +163,9 @@ def point_row(comparison: Comparison) -> dict[str, Any]:
         row |= {f"{side}_{name}": value for name, value in latency.lanes.items()}
     decide = zip(("mean", "median", "max"), times.decide_us, strict=True)
     row |= {f"decide_{name}_us": value for name, value in decide}
+    speed = comparison.speed
+    row |= {"cpu_job_drift": nan if speed is None else speed.cpu_job}
+    row |= {"launch_drift": nan if speed is None else speed.launch, "state": comparison.state}
     return row | asdict(comparison.decisions) | {"identical": comparison.decisions.identical}
 
 

@@ -13,16 +13,23 @@ from oled_sim.engine.state import LANES
 from oled_sim.validation.decisions import Decisions
 from oled_sim.validation.measured import Point, point_name
 from oled_sim.validation.ranking import pearson
+from oled_sim.validation.speed import HostSpeed
 from oled_sim.validation.times import Times
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measured point beside its prediction."""
+    """A measured point beside its prediction. ``speed``: of the host, None if not measured."""
 
     point: Point
     times: Times
     decisions: Decisions
+    speed: HostSpeed | None = None
+
+    @property
+    def state(self) -> str:
+        """What the machine was like beside its profile."""
+        return "not measured" if self.speed is None else self.speed.state
 
 
 @dataclass(frozen=True)

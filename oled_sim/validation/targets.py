@@ -53,6 +53,7 @@ def targets_of(
         ),
         _ranking(rankings),
         _demand_only(comparisons),
+        _in_order(comparisons),
         _prefetching(comparisons),
         _decision_time(comparisons),
         _lossless(comparisons),
@@ -79,10 +80,20 @@ def _demand_only(comparisons: Sequence[Comparison]) -> Target:
     return Target("decisions, demand-only policies", "equal event by event", found, met)
 
 
+def _in_order(comparisons: Sequence[Comparison]) -> Target:
+    mine = [c.decisions for c in comparisons if c.decisions.in_order is not None]
+    name = "decisions, prefetching policies, in the recorded order of arrivals"
+    same = sum(bool(d.in_order) for d in mine)
+    events = sum(d.events for d in mine)
+    found = f"{same} of {len(mine)} points identical, {events:,} events"
+    met = same == len(mine) if mine else None
+    return Target(name, "equal event by event", found if mine else "no order recorded", met)
+
+
 def _prefetching(comparisons: Sequence[Comparison]) -> Target:
     mine = [c.decisions for c in comparisons if c.decisions.prefetching]
     limit = f"hits and bytes within {PREFETCHING:.0%}"
-    name = "decisions, prefetching policies"
+    name = "decisions, prefetching policies, free-running"
     if not mine:
         return Target(name, limit, "no such point", None)
     hits = max(abs(d.hits_error) for d in mine)

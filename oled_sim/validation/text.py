@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oled_sim.validation.measured import About
 from oled_sim.validation.report import Report
+from oled_sim.validation.speed import SAME
 from oled_sim.validation.statistics import Comparison, Errors
 from oled_sim.validation.times import PERCENTILES, Times
 
@@ -33,6 +34,7 @@ def sections(report: Report) -> list[Section]:
         _passes(report.comparisons),
         _errors("Errors by regime", "regime", report.by_regime, report.errors),
         _errors("Errors by policy", "policy", report.by_policy, report.errors),
+        _states(report),
         _lanes(report),
         _rankings(report),
         _decisions(report.comparisons),
@@ -132,11 +134,12 @@ def _key(about: About) -> tuple[str, ...]:
 def _points(comparisons: Sequence[Comparison]) -> Section:
     return Section(
         "Time per output token",
-        (*KEYS, "regime", "predicted", "measured", "error", "spread", "decide", "passes"),
+        (*KEYS, "regime", "predicted", "measured", "error", "spread", "drift", "decide", "passes"),
         tuple(_point(c) for c in comparisons),
         _TEXT,
         "predicted, measured, decide: ms; measured is the median run. error: (predicted -"
-        " measured) / measured. spread: slowest run - fastest, over the median. decide: mean"
+        " measured) / measured. spread: slowest run - fastest, over the median. drift: how much"
+        " longer a fixed job of the CPU lane took than in the profile, just before. decide: mean"
         " time of the policy's own decisions per decode pass, part of neither side. regime: the"
         " lane with most of the predicted critical path.",
     )
@@ -151,6 +154,7 @@ def _point(comparison: Comparison) -> tuple[str, ...]:
         _ms(times.measured.tpot_us),
         _signed(times.error),
         _share(times.spread),
+        "-" if comparison.speed is None else _signed(comparison.speed.cpu_job),
         _ms(times.decide_us[0]),
         str(times.decode_passes),
     )
@@ -182,6 +186,19 @@ def _errors(title: str, key: str, groups: dict[str, Errors], overall: Errors) ->
         (key,),
         "median, MAPE, worst: of |error| of TPOT. spread: of the hardware from run to run, median"
         " over points.",
+    )
+
+
+def _states(report: Report) -> Section:
+    """Errors by what the machine was like; nothing to tell where no point says."""
+    known = set(report.by_state) != {"not measured"}
+    found = _errors("Errors by state of the machine", "state", report.by_state, report.errors)
+    return replace(
+        found,
+        rows=found.rows if known else (),
+        note="Before every repetition a fixed job of the CPU lane is timed, which the profile has,"
+        f" too. as profiled: all within {SAME:.0%}; faster, slower: the median beyond that;"
+        " changing: single ones. Nothing is calibrated by it.",
     )
 
 
@@ -254,12 +271,12 @@ def _rankings(report: Report) -> Section:
 def _decisions(comparisons: Sequence[Comparison]) -> Section:
     return Section(
         "Decisions",
-        (*KEYS, "events", "differing", "hits", "bytes", "late", "first difference"),
+        (*KEYS, "events", "differing", "hits", "bytes", "late", "in order", "first difference"),
         tuple(_decided(c) for c in comparisons),
-        (*_TEXT, "first difference"),
+        (*_TEXT, "in order", "first difference"),
         "hits, bytes: (predicted - measured) / measured. late: prefetches in flight when needed, as"
         " a share of activated experts, predicted / measured; such points are not expected to agree"
-        " event by event.",
+        " event by event. in order: whether they do in the recorded order of arrivals.",
     )
 
 
@@ -273,6 +290,7 @@ def _decided(comparison: Comparison) -> tuple[str, ...]:
         _signed(found.hits_error),
         _signed(found.bytes_error),
         late if found.prefetching else "-",
+        {None: "-", True: "yes", False: found.first_out_of_order}[found.in_order],
         found.first_difference or "none",
     )
 

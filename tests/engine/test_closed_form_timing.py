@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from oled_sim.costs.lanes import LaneCosts
+from oled_sim.costs.store import load_profile
+from oled_sim.engine.batch import make_batch
+from oled_sim.engine.members import lockstep
+from oled_sim.engine.merge import pass_load
 from oled_sim.engine.state import QUEUED
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import Lane, Policy, Prefetch, param
@@ -68,6 +73,22 @@ def test_all_hit():
     assert times(run) == [GATE, 349, 359]
     # LM head: 559.
     assert run.record.course.pass_times[0, :2].tolist() == [0, 559]
+
+
+def test_the_lm_head_judges_a_block():
+    """Of a prefill pass of five tokens, the last two where decode passes have two; else all."""
+    prompt, block = [[0], [1], [2], [3], [4]], [[0], [1]]
+    both, alone = (
+        request_by_hand(ONE, [[rows] for rows in r]) for r in ([prompt, block], [prompt])
+    )
+    assert pass_load(lockstep([both]), 2)[:, 3].tolist() == [2, 2]
+    assert pass_load(lockstep([both, alone]), 2)[:, 3].tolist() == [2 + 5, 2]
+    costs = LaneCosts(load_profile("h200-llada2.0-mini"))
+    rest_us = costs.tables.per_pass_us
+    head_us = make_batch([both], ONE, costs).course.head_us - rest_us
+    assert head_us.tolist() == pytest.approx([costs.lm_head_us(2)] * 2)
+    head_us = make_batch([alone], ONE, costs).course.head_us - rest_us
+    assert head_us.tolist() == pytest.approx([costs.lm_head_us(5)])
 
 
 def test_one_miss():

@@ -6,13 +6,14 @@ import datetime
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.synthetic import affine_profile
 from oled_sim.engine.source import MemoryTrace
 from oled_sim.engine.state import EVENT_COUNTS
-from oled_sim.errors import UsageError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.hardware.lossless import LosslessCheck
 from oled_sim.hardware.machine import Sizes, build_machine
@@ -20,7 +21,10 @@ from oled_sim.hardware.replay import replay_point, slots_for
 from oled_sim.policy_spec import parse_policies
 from oled_sim.testing.traces import random_request
 from oled_sim.validation import measured
+from oled_sim.validation.decisions import compare_decisions
+from oled_sim.validation.order import decide_in_order
 from oled_sim.validation.predicted import Basis, policy_of, predict
+from oled_sim.validation.prepared import prepare
 
 LAYERS, CACHE, BLOCK = 2, 5, 4
 TRUE_TO_TIME = ("staging_peak", "free_bytes")
@@ -121,6 +125,33 @@ def test_prefetches_arrive_and_what_they_bring_is_right(machine, source, costs, 
     hits = events["hits"] + events["late"] + events["demand"] + events["cpu_misses"]
     assert (hits == events["activated"]).all()
     assert point.about.lossless.worst_relative_error <= 1e-5
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_decisions_follow_from_the_recorded_order(machine, source, costs, cost, scope):
+    point = replay(machine, source, costs, cost, "moe-infinity", scope=scope, repetitions=2)
+    policy = policy_of(point.about)
+    free = predict(point.about, Basis(source, costs), policy)
+    prepared = prepare(point.about, source, policy, costs)
+    found = compare_decisions(point, free, decide_in_order(prepared, point.order, 2, "it"))
+    assert point.about.arrivals_recorded
+    assert found.first_out_of_order == "" and found.in_order
+
+
+def test_a_damaged_order_is_refused(machine, source, costs, cost):
+    point = replay(machine, source, costs, cost, "moe-infinity")
+    prepared = prepare(point.about, source, policy_of(point.about), costs)
+    shorter, order = point.order.slice(0, len(point.order) - 1), point.order
+    with pytest.raises(MeasurementError, match="ends too early"):
+        decide_in_order(prepared, shorter, 1, "it")
+    swapped = order.set_column(4, "expert", pa.array(np.roll(order["expert"].to_numpy(), 1)))
+    with pytest.raises(MeasurementError, match="the recorded order of it"):
+        decide_in_order(prepared, swapped, 1, "it")
+
+
+def test_what_copies_on_demand_only_has_no_order(machine, source, costs, cost):
+    point = replay(machine, source, costs, cost, "lru")
+    assert point.order is None and not point.about.arrivals_recorded
 
 
 def test_repetitions_start_from_the_same_state(machine, source, costs, cost):

@@ -265,7 +265,7 @@ class TestDecisions:
         assert found.decisions.bytes_error == pytest.approx(share - 1, abs=1e-6)
         assert found.decisions.hits_error == 0
         seen = verdicts(report)
-        assert seen["decisions, prefetching policies"] is met
+        assert seen["decisions, prefetching policies, free-running"] is met
         assert seen["decisions, demand-only policies"] is None
 
 

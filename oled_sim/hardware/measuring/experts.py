@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from oled_sim.hardware.measuring.events import even_rows
+from oled_sim.geometry import CostGeometry
+from oled_sim.hardware.cpu_lane import CpuLane
+from oled_sim.hardware.measuring.events import Rotation, even_rows
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.sweep import Sweep
 from oled_sim.hardware.measuring.timing import Call
@@ -31,6 +35,19 @@ def grouped_call(rig: Rig, experts: int, per_expert: int) -> Call:
     return run
 
 
+class HasLane(Protocol):
+    """What a job of the CPU lane is made of: sizes, the next experts, the lane, inputs [T, h]."""
+
+    @property
+    def cost(self) -> CostGeometry: ...  # noqa: D102
+    @property
+    def rotation(self) -> Rotation: ...  # noqa: D102
+    @property
+    def lane(self) -> CpuLane: ...  # noqa: D102
+    @property
+    def x(self) -> Tensor: ...  # noqa: D102
+
+
 class LaneJob:
     """A job of the CPU lane with the next experts at every call.
 
@@ -41,7 +58,9 @@ class LaneJob:
         stream: that stream, or None without a GPU.
     """
 
-    def __init__(self, rig: Rig, experts: int, per_expert: int, tokens: int | None = None) -> None:
+    def __init__(
+        self, rig: HasLane, experts: int, per_expert: int, tokens: int | None = None
+    ) -> None:
         self._rig, self._which = rig, np.arange(experts)
         self._like = even_rows(experts, per_expert, rig.cost.top_k, tokens)
         self._x = rig.x[: self._like.tokens]
