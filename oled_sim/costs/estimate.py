@@ -207,7 +207,8 @@ def _exactly(measured: Quantiles) -> Quantiles:
 
 
 def _host(host: Host) -> Host:
-    return Host(**{name: _exactly(getattr(host, name)) for name in Host.__struct_fields__})
+    given = {name: getattr(host, name) for name in Host.__struct_fields__}
+    return Host(**{name: _exactly(value) for name, value in given.items() if value is not None})
 
 
 def _interference(found: Interference) -> Interference:

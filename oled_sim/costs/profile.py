@@ -135,12 +135,15 @@ class Host(_Strict, frozen=True):
         per_event: to every MoE layer: from a gate's routing on the host to copies and kernels.
         per_arrival: to every MoE layer that waits for a copy: noticing the last arrival.
         per_cpu_job: to every job of the CPU lane, beside a host that polls.
+        per_prefetch: to every prefetch: noticing that the one before has come, letting it in and
+            starting the next. None in profiles of before this was measured; counts as nothing.
     """
 
     per_pass: Quantiles
     per_event: Quantiles
     per_arrival: Quantiles
     per_cpu_job: Quantiles
+    per_prefetch: Quantiles | None = None
 
 
 class Hardware(_Strict, frozen=True):

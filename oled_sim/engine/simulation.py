@@ -213,7 +213,14 @@ class Simulation:
         staging = self.rules.staging
         self.state = State(
             pools=new_pools(layers, experts, capacity, self.expert_bytes),
-            lanes=new_lanes(experts, self.copy_us, self.expert_bytes, staging, log),
+            lanes=new_lanes(
+                experts,
+                self.copy_us,
+                self.expert_bytes,
+                staging,
+                per_prefetch_us=self.costs.tables.per_prefetch_us,
+                log=log,
+            ),
             queue=new_queue(layers, experts, staging),
         )
         self.work = self.state.lanes.work

@@ -221,6 +221,7 @@ class Lanes(NamedTuple):
         time: float64 [27], work: int64 [64], entries named above.
         demand: int64 [E, 3], the event's demand transfers in order.
         copy_us: float64 [L], copy of one expert. expert_bytes: int64 [L].
+        prefetch_us: float64 [L], the same of one that the host takes from the queue first.
         log: float64 [n, 11], jobs that ended, columns ``LOG_COLUMNS`` and ``GAUGES``; n = 0 keeps
             no log.
     """
@@ -229,6 +230,7 @@ class Lanes(NamedTuple):
     work: NDArray[np.int64]
     demand: NDArray[np.int64]
     copy_us: NDArray[np.float64]
+    prefetch_us: NDArray[np.float64]
     expert_bytes: NDArray[np.int64]
     log: NDArray[np.float64]
 
@@ -299,9 +301,14 @@ def new_lanes(
     copy_us: NDArray[np.float64],
     expert_bytes: NDArray[np.int64],
     staging: int,
+    *,
+    per_prefetch_us: float = 0.0,
     log: int = 0,
 ) -> Lanes:
-    """Return idle lanes at time zero. ``log``: rows of the job log."""
+    """Return idle lanes at time zero.
+
+    ``per_prefetch_us``: what the host adds to a prefetch. ``log``: rows of the job log.
+    """
     work = np.zeros(WORK, np.int64)
     work[SLOTS] = staging
     return Lanes(
@@ -309,6 +316,7 @@ def new_lanes(
         work=work,
         demand=np.zeros((experts, 3), np.int64),
         copy_us=copy_us,
+        prefetch_us=copy_us + per_prefetch_us,
         expert_bytes=expert_bytes,
         log=np.zeros((log, len(LOG_COLUMNS) + len(GAUGES))),
     )

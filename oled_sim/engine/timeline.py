@@ -7,7 +7,8 @@ completion to the next. Jobs of an event, from the gate on:
 - GPU: one grouped kernel over the residents, then the shared expert, then arrivals. Whenever the
   lane is free it takes everything that has arrived by then as one grouped call.
 - H2D: demand transfers in the order of ``Event.experts``, each into a staging slot; then queued
-  prefetches, as long as one more staging slot stays free for demand.
+  prefetches, as long as one more staging slot stays free for demand. The host takes these from the
+  queue one by one, which costs it a while before each copy.
 - CPU: one job, the activations' way there and the sums' way back plus the workers' makespan. All
   tokens of the event are sent, in one piece.
 
@@ -270,7 +271,7 @@ def finish_layer(lanes, queue, tables, whole):
         if h2d == IDLE:
             h2d = _next_copy(lanes, queue, work, demand)
             if h2d != IDLE:
-                left_h2d = copy_us if h2d == DEMAND else lanes.copy_us[work[JOB_LAYER + H2D]]
+                left_h2d = copy_us if h2d == DEMAND else lanes.prefetch_us[work[JOB_LAYER + H2D]]
                 began_h2d = now
                 chain_h2d = _chain_of(
                     now, gate, ended_h2d, chain_h2d, ended_gpu, chain_gpu, ended_cpu, chain_cpu
@@ -440,7 +441,7 @@ def _start_prefetch(lanes, queue):
     layer, expert = queue.entry[row, 0], queue.entry[row, 1]
     dequeue(work, queue, row)
     _take_staging(work, lanes.expert_bytes[layer])
-    start(lanes.time, work, H2D, PREFETCH, lanes.copy_us[layer], layer, expert, 1, 0)
+    start(lanes.time, work, H2D, PREFETCH, lanes.prefetch_us[layer], layer, expert, 1, 0)
     work[PREFETCHED] += 1
     work[PREFETCHED_BYTES] += lanes.expert_bytes[layer]
 

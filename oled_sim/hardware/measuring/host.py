@@ -23,8 +23,8 @@ from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import GroupRecord, Simulation
-from oled_sim.engine.state import CPU, T_BUSY, T_END, T_START
-from oled_sim.geometry import RoutingGeometry
+from oled_sim.engine.state import CPU, PASS_COUNTS, T_BUSY, T_END, T_START
+from oled_sim.geometry import CostGeometry, RoutingGeometry
 from oled_sim.hardware.backbone import Backbone
 from oled_sim.hardware.clock import Clock
 from oled_sim.hardware.copy_lane import CopyLane
@@ -37,7 +37,7 @@ from oled_sim.hardware.replay import load_residents, no_garbage_collection
 from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
-from oled_sim.policy import Event, Lane, Policy, Setting
+from oled_sim.policy import Event, Lane, Policy, Prefetch, Setting
 from oled_sim.trace.builder import RequestBuilder
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 
@@ -50,6 +50,8 @@ RENEWED = 24
 """Experts that a layer of the trial of copies waits for."""
 JOB = 12
 """Experts of a job of the CPU lane."""
+QUEUED = 8
+"""Prefetches that a gate of the trial of prefetches asks for: more than can come until the next."""
 WARM_UP = 4
 """Passes that are run first and not counted."""
 
@@ -74,6 +76,26 @@ class SendMisses(Policy):
         return np.where(event.resident[event.experts], int(Lane.GPU), int(self._lane))
 
 
+class PrefetchAlways(SendMisses):
+    """Keeps the copy engine busy with experts of other layers, and lets none of them in."""
+
+    replaces_queue = True
+
+    def prefetch(self, event: Event) -> list[Prefetch]:
+        """Return experts of the next layer that are not there, in a turn that moves on."""
+        layer = (event.layer + 1) % len(self._residents)
+        absent = np.flatnonzero(~self._residents[layer])
+        first = QUEUED * event.pass_index
+        return [
+            Prefetch(layer, int(absent[(first + i) % len(absent)]), -float(i))
+            for i in range(min(QUEUED, len(absent)))
+        ]
+
+    def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
+        """Return values by which residents stay."""
+        return self._residents[layer].astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Trial:
     """One made-up run.
@@ -83,12 +105,14 @@ class Trial:
         missing: activated experts of each layer that are not there at first.
         renewed: experts of each layer that change from pass to pass.
         events: how many to run at least, after the warm-up.
+        prefetches: whether the copy engine is kept busy with prefetches.
     """
 
     lane: Lane
     missing: int
     renewed: int
     events: int
+    prefetches: bool = False
 
 
 class Folded:
@@ -132,6 +156,7 @@ def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
     hits = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, 0, many))
     copies = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, RENEWED, few))
     jobs = _gaps(rig, machine, costs, Trial(Lane.CPU, JOB, 0, few))
+    per_prefetch = _prefetch_gaps(machine, costs, rig.cost, many)
     machine.copies.close()
     per_event = hits.events.mean()
     return Host(
@@ -139,6 +164,7 @@ def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
         per_event=_quantiles(hits.events),
         per_arrival=_quantiles(copies.events - per_event),
         per_cpu_job=_quantiles(jobs.events - per_event),
+        per_prefetch=_quantiles(per_prefetch),
     )
 
 
@@ -161,8 +187,8 @@ class Gaps:
 
 def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     """Run a trial on the machine and in the simulator; return how they differ."""
-    cost, layers = rig.cost, len(machine.experts.packed)
-    geometry = RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
+    layers = len(machine.experts.packed)
+    geometry = _routing(rig.cost, layers)
     predicted, measured = (
         _run(machine, costs, geometry, trial, live=live) for live in (False, True)
     )
@@ -176,21 +202,51 @@ def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     return Gaps((outside[1] - outside[0])[WARM_UP:], gaps[WARM_UP * layers :])
 
 
+def _prefetch_gaps(
+    machine: Machine, costs: LaneCosts, cost: CostGeometry, events: int
+) -> NDArray[np.float64]:
+    """Return how much longer a prefetch takes than its copy, in a run that is never without, µs.
+
+    By pass: its time over its prefetches, less the same in the simulator, which only copies.
+    """
+    geometry = _routing(cost, len(machine.experts.packed))
+    trial = Trial(Lane.TRANSFER, 0, 0, events, prefetches=True)
+    predicted, measured = (
+        _per_prefetch_us(_run(machine, costs, geometry, trial, live=live)) for live in (False, True)
+    )
+    return (measured - predicted)[WARM_UP:]
+
+
+def _per_prefetch_us(record: GroupRecord) -> NDArray[np.float64]:
+    """Return the time of each pass over the prefetches that it started."""
+    times, counts = record.course.pass_times, record.course.pass_counts
+    started = counts[:, PASS_COUNTS.index("prefetched")]
+    return (times[:, 1] - times[:, 0]) / np.maximum(started, 1)
+
+
+def _routing(cost: CostGeometry, layers: int) -> RoutingGeometry:
+    return RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
+
+
 def _run(
     machine: Machine, costs: LaneCosts, geometry: RoutingGeometry, trial: Trial, *, live: bool
 ) -> GroupRecord:
     rules, cache = Rules(staging=STAGING), _cache(geometry.experts)
-    policy = SendMisses(trial.lane, _residents(geometry, trial))
+    kind = PrefetchAlways if trial.prefetches else SendMisses
+    policy = kind(trial.lane, _residents(geometry, trial))
     simulation = Simulation(policy, geometry, costs, Budget(cache=cache), rules)
     machine.cpu.computed_us.clear()  # type: ignore[attr-defined]
     if live:
         layers = len(geometry.layers)
         slots = SlotMap(layers, geometry.experts, layers * cache + STAGING)
         load_residents(machine, slots, simulation.state.pools.resident)
-        simulation.pace = LivePace(machine, slots)
+        simulation.pace = pace = LivePace(machine, slots)
     with no_garbage_collection():
         batch = make_batch([_request(geometry, trial)], geometry, costs)
-        return simulation.run_group(Group("counted", (0,)), batch)
+        record = simulation.run_group(Group("counted", (0,)), batch)
+    if live:
+        pace.leave()
+    return record
 
 
 def _machine(rig: Rig, layers: int) -> Machine:
