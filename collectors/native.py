@@ -6,26 +6,21 @@ records. Generated tokens are those of an unrecorded run: hooks only read.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from contextlib import ExitStack
+from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from oled_sim.collection import PromptRequest
-from oled_sim.errors import UsageError
 from oled_sim.model.decoding import DecodeSettings
 from oled_sim.model.generate import Generation, PassRecord, generate
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
-from oled_sim.trace.schema import COSINE_GAPS, TokenState
+from oled_sim.trace.schema import TokenState
 
-from .taps import GateOutputs, GateTap, HostCopy, to_uint
-
-OPTIONAL_SIGNALS = ("full_gate", "embedding", "cosines")
-"""Signals that are recorded on request."""
+from .reduction import Reducer, checked_signals, cut
+from .taps import EmbeddingTap, GateTap, HostCopy, Routing
 
 
 class NativeCollector:
@@ -33,9 +28,9 @@ class NativeCollector:
 
     Args:
         model: in evaluation mode, on any device.
-        signals: of :data:`OPTIONAL_SIGNALS`. ``full_gate`` and ``embedding`` are means over the
-            tokens of the request in the pass; ``cosines`` compare the mean gate input of its
-            block with that of its previous passes.
+        signals: of :data:`~oled_sim.collectors.reduction.OPTIONAL_SIGNALS`. ``full_gate`` and
+            ``embedding`` are means over the tokens of the request in the pass; ``cosines``
+            compare the mean gate input of its block with that of its previous passes.
         redact: write -1 for the token ids of prompts.
 
     Raises:
@@ -48,10 +43,8 @@ class NativeCollector:
     def __init__(
         self, model: LLaDA2MoeModelLM, *, signals: Sequence[str] = (), redact: bool = False
     ) -> None:
-        if unknown := sorted(set(signals) - set(OPTIONAL_SIGNALS)):
-            raise UsageError(f"no signal {unknown[0]!r}: known are {', '.join(OPTIONAL_SIGNALS)}")
+        self.signals = checked_signals(signals)
         self.model = model
-        self.signals = frozenset(signals)
         self.redact = redact
 
     def record(
@@ -85,11 +78,7 @@ class NativeCollector:
 
 
 class _Recording:
-    """One batch being recorded: pass records on their way from the device to the trace.
-
-    A pass is written when the next one has run, so that its copies to the host overlap with
-    that one's computation.
-    """
+    """One batch being recorded: pass records on their way from the device to the trace."""
 
     def __init__(
         self, collector: NativeCollector, requests: Sequence[PromptRequest], block_length: int
@@ -97,70 +86,43 @@ class _Recording:
         signals = collector.signals
         model = collector.model
         self._gates = GateTap(model, logits="full_gate" in signals, inputs="cosines" in signals)
-        self._embeddings = _EmbeddingTap(model) if "embedding" in signals else None
-        self._experts = model.config.num_experts
-        self._scaling = model.config.routed_scaling_factor
+        words = model.model.word_embeddings
+        self._embeddings = EmbeddingTap(words) if "embedding" in signals else None
         self._redact = collector.redact
         self._block_length = block_length
         self._targets = [r.target for r in requests]
-        self._history = [deque[Tensor](maxlen=COSINE_GAPS) for _ in requests]
+        config = model.config
+        scaling = config.routed_scaling_factor
+        self._reducers = [Reducer(config.num_experts, scaling=scaling) for _ in requests]
         self._forward = -1
-        self._outputs: _Stacked | None = None
-        self._waiting: deque[tuple[PassRecord, HostCopy]] = deque()
+        self._outputs: tuple[Routing, Tensor | None] | None = None
+        self._hooks = ExitStack()
 
     def __enter__(self) -> None:
-        self._gates.__enter__()
+        self._hooks.enter_context(self._gates)
         if self._embeddings:
-            self._embeddings.__enter__()
+            self._hooks.enter_context(self._embeddings)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._gates.__exit__()
-        if self._embeddings:
-            self._embeddings.__exit__()
-        if kind is None:
-            self._write(before=None)
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
 
     def add(self, record: PassRecord) -> None:
         """Take one request's part of a forward pass."""
         if record.forward != self._forward:
             self._forward = record.forward
             embedding = self._embeddings.take() if self._embeddings else None
-            self._outputs = _stack(self._gates.take(), embedding, self._experts, self._scaling)
+            self._outputs = self._gates.routing(), embedding
         assert self._outputs is not None  # set by the first record of every forward pass
-        self._waiting.append((record, HostCopy(self._part(record, self._outputs))))
-        self._write(before=record.forward)
-
-    def _part(self, record: PassRecord, outputs: _Stacked) -> dict[str, Tensor]:
-        """Cut one request out of the flattened pass and reduce its optional signals."""
+        routing, embedding = self._outputs
         rows = slice(record.first, record.last)
-        part = {"experts": outputs.experts[:, rows], "gates": outputs.gates[:, rows]}
-        if outputs.logits is not None:
-            part["full_gate"] = outputs.logits[:, rows].sigmoid().mean(1).half()
-        if outputs.embedding is not None:
-            part["embedding"] = outputs.embedding[rows].float().mean(0).half()
-        if outputs.inputs is not None:
-            block = slice(record.last - self._block_length, record.last)
-            part["cosines"] = self._cosines(record.row, outputs.inputs[:, block].float().mean(1))
-        return part
-
-    def _cosines(self, row: int, mean: Tensor) -> Tensor:
-        """Compare ``mean`` [L, H] with the previous passes' of the request; fp32 [L, 8]."""
-        history = self._history[row]
-        cosines = mean.new_full((len(mean), COSINE_GAPS), torch.nan)
-        for gap, earlier in enumerate(history):
-            cosines[:, gap] = functional.cosine_similarity(mean, earlier, dim=-1)
-        history.appendleft(mean)
-        return cosines
-
-    def _write(self, before: int | None) -> None:
-        """Write the waiting passes of forward passes before ``before``; all where it is None."""
-        while self._waiting and (before is None or self._waiting[0][0].forward < before):
-            record, copies = self._waiting.popleft()
-            self._add_pass(record, **copies.wait())
-
-    def _add_pass(self, record: PassRecord, **arrays: np.ndarray) -> None:
+        part = self._reducers[record.row](
+            cut(routing, rows),
+            None if embedding is None else embedding[rows],
+            self._block_length,
+        )
         hidden = self._redact & (record.state == TokenState.PROMPT)
-        self._targets[record.row].add_pass(
+        self._targets[record.row].add_late(
+            HostCopy(part).wait,
             kind=record.kind,
             block=record.block,
             context=record.context,
@@ -171,56 +133,7 @@ class _Recording:
             accepted=record.accepted,
             edited=record.edited,
             time_us=record.time_us,
-            **arrays,
         )
-
-
-class _Stacked(NamedTuple):
-    """Gate outputs of all L layers of a flattened pass of N tokens, on the model's device.
-
-    ``experts`` [L, N, k] unsigned; ``gates`` fp16 [L, N, k] before the routed scaling factor;
-    ``logits`` fp32 [L, N, E]; ``inputs`` [L, N, H]; ``embedding`` [N, H].
-    """
-
-    experts: Tensor
-    gates: Tensor
-    logits: Tensor | None
-    inputs: Tensor | None
-    embedding: Tensor | None
-
-
-def _stack(
-    outputs: GateOutputs, embedding: Tensor | None, experts: int, scaling: float
-) -> _Stacked:
-    return _Stacked(
-        experts=to_uint(torch.stack(outputs.topk_idx), experts),
-        gates=(torch.stack(outputs.topk_weight) / scaling).half(),
-        logits=torch.stack(outputs.logits) if outputs.logits is not None else None,
-        inputs=torch.stack(outputs.inputs) if outputs.inputs is not None else None,
-        embedding=embedding,
-    )
-
-
-class _EmbeddingTap:
-    """A hook on the token embedding; :meth:`take` returns its last output as [N, H]."""
-
-    def __init__(self, model: LLaDA2MoeModelLM) -> None:
-        self._module: nn.Module = model.model.word_embeddings
-        self._last: Tensor | None = None
-
-    def __enter__(self) -> None:
-        self._handle = self._module.register_forward_hook(self._keep)
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-
-    def _keep(self, _module: nn.Module, _args: object, output: Tensor) -> None:
-        self._last = output
-
-    def take(self) -> Tensor:
-        last, self._last = self._last, None
-        assert last is not None  # every pass embeds its tokens
-        return last.reshape(-1, last.shape[-1])
 
 
 def _both(

@@ -2,11 +2,13 @@
 
 A hook only keeps references: it launches nothing and copies nothing while the model runs. Once a
 pass is over, the kept tensors of all layers are stacked on the device and one asynchronous copy
-per signal leaves for pinned host memory; the collector picks it up a pass later.
+per signal leaves for pinned host memory; whoever writes the trace waits for it, later.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,24 +18,117 @@ from oled_sim.errors import TraceError
 
 GATE_CLASS = "LLaDA2MoeGate"
 
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
-class GateOutputs(NamedTuple):
-    """What the gates of one pass saw and returned; one entry per MoE layer, ascending.
 
-    ``topk_idx`` int64 [N, k]; ``topk_weight`` fp32 [N, k] including the routed scaling factor;
-    ``logits`` fp32 [N, E]; ``inputs`` [N, H] (None unless asked for).
+class Site(NamedTuple):
+    """A module to watch, and the model's own index of its layer."""
+
+    layer: int
+    module: nn.Module
+
+
+def class_names(model: nn.Module) -> frozenset[str]:
+    """Return the class names of a model and of all its modules."""
+    return frozenset(type(module).__name__ for module in model.modules())
+
+
+def find_sites(model: nn.Module, names: Collection[str]) -> list[Site]:
+    """Return the modules whose class has one of ``names``, by layer.
+
+    The layer is read from the module's path (``layers.7.mlp.gate``); without such a path, modules
+    are numbered as they come.
+    """
+    return sorted(_sites(model, names), key=lambda site: site.layer)
+
+
+def _sites(model: nn.Module, names: Collection[str]) -> Iterator[Site]:
+    found = 0
+    for path, module in model.named_modules():
+        if type(module).__name__ in names:
+            layer = _LAYER.search(path)
+            yield Site(int(layer[1]) if layer else found, module)
+            found += 1
+
+
+class Routing(NamedTuple):
+    """What the gates of one pass chose; one entry per MoE layer, ascending.
+
+    ``experts`` integer [N, k]; ``weights`` float [N, k]; ``logits`` float [N, E] and ``inputs``
+    [N, H], each None unless asked for. N tokens.
     """
 
-    topk_idx: list[Tensor]
-    topk_weight: list[Tensor]
-    logits: list[Tensor] | None
-    inputs: list[Tensor] | None
+    experts: list[Tensor]
+    weights: list[Tensor]
+    logits: list[Tensor] | None = None
+    inputs: list[Tensor] | None = None
 
 
-class GateTap:
-    """Forward hooks on every gate of a model, found by class name.
+class Call(NamedTuple):
+    """One call of a watched module: its first argument and what it returned."""
+
+    given: Tensor
+    returned: Any
+
+
+class Tap:
+    """Forward hooks on the gates of a model.
 
     Use as a context manager: hooks are removed on exit, also when an exception leaves the block.
+    """
+
+    def __init__(self, sites: list[Site]) -> None:
+        self.layers = tuple(site.layer for site in sites)
+        self._modules = [site.module for site in sites]
+        self._handles: list[Any] = []
+        self._seen: list[tuple[nn.Module, Call]] = []
+
+    def __enter__(self) -> Tap:
+        self._handles = [module.register_forward_hook(self._keep) for module in self._modules]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._seen = [], []
+
+    def _keep(self, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        self._seen.append((module, Call(args[0], output)))
+
+    def forget(self) -> None:
+        """Drop what was seen since the last call of :meth:`take`."""
+        self._seen = []
+
+    def take(self) -> list[Call]:
+        """Return the calls since the last one, by layer, and forget them.
+
+        Raises:
+            TraceError: not exactly one call per gate, in the order of layers. Hooks are bypassed
+                when a CUDA graph replays or when a fused kernel replaces the gate; a trace would
+                then be empty or lack layers.
+        """
+        seen, self._seen = self._seen, []
+        if len(seen) != len(self._modules):
+            raise TraceError(
+                f"a pass called {len(seen)} of {len(self._modules)} gates: the model bypasses them"
+                " (CUDA graph or fused routing), so nothing can be recorded; turn that off"
+            )
+        for module, (called, _), layer in zip(self._modules, seen, self.layers, strict=True):
+            if module is not called:
+                raise TraceError(f"a pass called the gate of layer {layer} out of order, or twice")
+        return [call for _, call in seen]
+
+
+class GateTap(Tap):
+    """A tap on gates that return ``(topk_idx, topk_weight, logits)``, as LLaDA2's do.
+
+    Args:
+        model: any model that holds them.
+        logits: keep the logits too. inputs: keep the gates' inputs too.
+        name: class name of the gates.
+
+    Raises:
+        TraceError: the model has no such module.
     """
 
     def __init__(
@@ -44,48 +139,63 @@ class GateTap:
         inputs: bool = False,
         name: str = GATE_CLASS,
     ) -> None:
-        self._gates = [m for m in model.modules() if type(m).__name__ == name]
-        if not self._gates:
+        sites = find_sites(model, (name,))
+        if not sites:
             raise TraceError(f"the model has no module of class {name}: it is no LLaDA2 MoE model")
+        super().__init__(sites)
         self._logits, self._inputs = logits, inputs
-        self._handles: list[Any] = []
-        self._seen: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = []
 
-    def __enter__(self) -> GateTap:
-        self._handles = [gate.register_forward_hook(self._keep) for gate in self._gates]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._seen = [], []
-
-    def _keep(self, _gate: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
-        self._seen.append((args[0], output))
-
-    def take(self) -> GateOutputs:
-        """Return what the gates returned since the last call, and forget it.
-
-        Raises:
-            TraceError: not exactly one call per gate. Hooks are bypassed when a CUDA graph
-                replays or when a fused kernel replaces the gate; a trace would then be empty.
-        """
-        seen, self._seen = self._seen, []
-        if len(seen) != len(self._gates):
-            raise TraceError(
-                f"a pass called {len(seen)} of {len(self._gates)} gates: the model bypasses them"
-                " (CUDA graph or fused routing), so nothing can be recorded; turn that off"
-            )
-        return GateOutputs(
-            topk_idx=[out[0] for _, out in seen],
-            topk_weight=[out[1] for _, out in seen],
-            logits=[out[2] for _, out in seen] if self._logits else None,
-            inputs=[x.reshape(-1, x.shape[-1]) for x, _ in seen] if self._inputs else None,
+    def routing(self) -> Routing:
+        """Return what the gates chose since the last call; see :meth:`take`."""
+        calls = self.take()
+        return Routing(
+            experts=[call.returned[0] for call in calls],
+            weights=[call.returned[1] for call in calls],
+            logits=[call.returned[2] for call in calls] if self._logits else None,
+            inputs=[flat(call.given) for call in calls] if self._inputs else None,
         )
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """Return a tensor [..., H] as [N, H]."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+class EmbeddingTap:
+    """A hook on a token embedding; :meth:`take` returns its last output as [N, H]."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        self._module = embedding
+        self._last: Tensor | None = None
+
+    def __enter__(self) -> EmbeddingTap:
+        self._handle = self._module.register_forward_hook(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+        self._last = None
+
+    def _keep(self, _module: nn.Module, _args: object, output: Tensor) -> None:
+        self._last = output
+
+    def take(self) -> Tensor:
+        """Return the last output and forget it.
+
+        Raises:
+            TraceError: the embedding was not called.
+        """
+        last, self._last = self._last, None
+        if last is None:
+            raise TraceError("a pass did not call the token embedding: record without `embedding`")
+        return flat(last)
+
+
 class HostCopy:
-    """Tensors on their way to host memory; :meth:`wait` returns them as numpy arrays."""
+    """Tensors on their way to host memory; :meth:`wait` returns them as numpy arrays.
+
+    On a CPU nothing is copied: what is handed over must not be written to afterwards.
+    """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         cuda = any(t.is_cuda for t in tensors.values())

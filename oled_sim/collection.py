@@ -18,6 +18,7 @@ import numpy as np
 from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import GEOMETRIES
 from oled_sim.prompts import Prompt
+from oled_sim.trace.background import BackgroundRequest, BackgroundWriter
 from oled_sim.trace.manifest import MANIFEST, Decode, Manifest, Model, Prompts, Runtime
 from oled_sim.trace.schema import Kind
 from oled_sim.trace.writer import OpenRequest, TraceWriter
@@ -37,7 +38,7 @@ class PromptRequest(NamedTuple):
     """One request to record: its token ids and the open request that takes its passes."""
 
     tokens: Sequence[int]
-    target: OpenRequest
+    target: OpenRequest | BackgroundRequest
 
 
 class Collector(Protocol):
@@ -139,21 +140,24 @@ def collect(
         tally.add_pass(record)
         on_pass(record)
 
-    with TraceWriter(out, manifest, resume=resume, overwrite=overwrite) as writer:
+    with (
+        TraceWriter(out, manifest, resume=resume, overwrite=overwrite) as writer,
+        BackgroundWriter(writer) as background,
+    ):
         _check_same_prompts(writer, job.prompts)
         todo = [n for n in range(len(job.prompts)) if n not in writer.finished]
         tally.skipped = len(job.prompts) - len(todo)
         on_request(tally.skipped)
         for first in range(0, len(todo), job.batch):
             numbers = todo[first : first + job.batch]
-            requests = [_open_request(job, writer, n, tokens[n]) for n in numbers]
+            requests = [_open_request(job, background, n, tokens[n]) for n in numbers]
             _record_batch(job, requests, tally, count_pass)
             on_request(len(numbers))
     return tally
 
 
 def _open_request(
-    job: Job, writer: TraceWriter, number: int, tokens: Sequence[int]
+    job: Job, writer: BackgroundWriter, number: int, tokens: Sequence[int]
 ) -> PromptRequest:
     prompt = job.prompts[number]
     target = writer.begin(number, prompt_row=prompt.row, prompt_sha256=prompt.sha256)

@@ -20,6 +20,7 @@ from oled_sim.errors import UsageError, one_line
 
 POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
+LIVE_COLLECTORS = "oled_sim.live_collectors"
 IMPORTERS = "oled_sim.importers"
 CLAIMS = "oled_sim.claims"
 EXPERIMENTS = "oled_sim.experiments"
@@ -65,6 +66,7 @@ def _noun(group: str) -> str:
     return {
         POLICIES: "policy",
         COLLECTORS: "collector",
+        LIVE_COLLECTORS: "collector",
         IMPORTERS: "importer",
         CLAIMS: "list of claims",
         EXPERIMENTS: "experiment",

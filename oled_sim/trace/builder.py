@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,6 +137,13 @@ class RequestBuilder:
         added = _Pass(int(kind), int(block), int(context), time, tokens, routes, signals)
         self._check_shapes(added)
         self._passes.append(added)
+
+    def add_late(self, late: Callable[[], Mapping[str, Any]], **known: Any) -> None:
+        """Add a pass whose arrays ``late`` returns, perhaps after waiting for them.
+
+        ``known`` and what ``late`` returns are the arguments of :meth:`add_pass`.
+        """
+        self.add_pass(**known, **late())
 
     def build(self) -> RequestTrace:
         """Return the request.

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-NEED_TORCH = ["test_native_collector.py", "test_collect_command.py"]
+NEED_TORCH = ["test_native_collector.py", "test_collect_command.py", "test_hf_collector.py"]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH
 
 

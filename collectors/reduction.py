@@ -1,0 +1,113 @@
+"""What of a pass leaves the device: routes of the tokens that count, and their optional signals.
+
+All of it is launched without waiting for the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from oled_sim.errors import UsageError
+from oled_sim.trace.schema import COSINE_GAPS
+
+from .taps import Routing, to_uint
+
+OPTIONAL_SIGNALS = ("full_gate", "embedding", "cosines")
+"""Signals that are recorded on request."""
+
+Score = Callable[[Tensor], Tensor]
+"""Gate logits [..., E] to the scores that ``full_gate`` averages."""
+
+
+def checked_signals(signals: Collection[str]) -> frozenset[str]:
+    """Return ``signals`` as a set.
+
+    Raises:
+        UsageError: one is not of :data:`OPTIONAL_SIGNALS`.
+    """
+    if unknown := sorted(set(signals) - set(OPTIONAL_SIGNALS)):
+        raise UsageError(f"no signal {unknown[0]!r}: known are {', '.join(OPTIONAL_SIGNALS)}")
+    return frozenset(signals)
+
+
+def cut(routing: Routing, rows: slice) -> Routing:
+    """Return the rows of a pass that belong to one request, or to its window."""
+    return Routing(
+        experts=[layer[rows] for layer in routing.experts],
+        weights=[layer[rows] for layer in routing.weights],
+        logits=routing.logits and [layer[rows] for layer in routing.logits],
+        inputs=routing.inputs and [layer[rows] for layer in routing.inputs],
+    )
+
+
+class Reducer:
+    """Reduces the passes of one request.
+
+    Args:
+        experts: experts per layer.
+        scaling: factor that the gate's weights carry beyond a sum of 1.
+        score: of the full gate.
+    """
+
+    def __init__(self, experts: int, *, scaling: float = 1.0, score: Score = torch.sigmoid) -> None:
+        self._experts = experts
+        self._scaling = scaling
+        self._score = score
+        self._history: deque[Tensor] = deque(maxlen=COSINE_GAPS)
+
+    def __call__(
+        self, routing: Routing, embedding: Tensor | None = None, block: int | None = None
+    ) -> dict[str, Tensor]:
+        """Reduce one pass of N tokens.
+
+        Args:
+            routing: of the request's own rows; its logits and inputs are there if wanted.
+            embedding: [N, H], or None if it is not wanted.
+            block: tokens at the end that ``cosines`` are about; all of them by default.
+
+        Returns:
+            ``experts`` [L, N, k], ``gates`` fp16 [L, N, k]; where wanted, fp16 ``full_gate``
+            [L, E], ``embedding`` [H], and fp32 ``cosines`` [L, 8].
+        """
+        weights = torch.stack(routing.weights)
+        part = {
+            "experts": to_uint(torch.stack(routing.experts), self._experts),
+            "gates": (weights / self._scaling if self._scaling != 1.0 else weights).half(),
+        }
+        if routing.logits is not None:
+            part["full_gate"] = self._score(torch.stack(routing.logits).float()).mean(1).half()
+        if embedding is not None:
+            part["embedding"] = embedding.float().mean(0).half()
+        if routing.inputs is not None:
+            kept = [x[-block:] if block else x for x in routing.inputs]
+            part["cosines"] = self._cosines(torch.stack(kept).float().mean(1))
+        return part
+
+    def _cosines(self, mean: Tensor) -> Tensor:
+        """Compare ``mean`` [L, H] with that of the previous passes; fp32 [L, 8]."""
+        cosines = mean.new_full((len(mean), COSINE_GAPS), torch.nan)
+        for gap, earlier in enumerate(self._history):
+            cosines[:, gap] = functional.cosine_similarity(mean, earlier, dim=-1)
+        self._history.appendleft(mean)
+        return cosines
+
+
+def confidence(logits: Tensor, held: Tensor, mask_id: int) -> Tensor:
+    """Return how sure a pass was of each position.
+
+    Args:
+        logits: [N, V]. held: int [N], tokens at the start of the pass. mask_id: the mask.
+
+    Returns:
+        fp32 [N]: probability of the most likely token at masked positions, of the held token at
+        others, both of softmax(logits) over the whole vocabulary.
+    """
+    logits = logits.float()
+    of_held = logits.gather(-1, held.unsqueeze(-1)).squeeze(-1)
+    chosen = torch.where(held == mask_id, logits.amax(-1), of_held)
+    return (chosen - logits.logsumexp(-1)).exp()
