@@ -5,8 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # A file's tests share what they set up and the kernels they compile: one process takes them all.
 SPREAD := --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of processes: without bytecode each would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick lint types format clean
+.PHONY: help demo test pytest quick lint types format clean
 
 help:
 	@echo "make demo   collect a trace from the bundled model, simulate four policies, draw one figure"
@@ -21,7 +23,11 @@ $(STAMP): pyproject.toml constraints.txt scripts/bootstrap.sh
 demo: $(STAMP)
 	@$(BIN)/python scripts/demo.py
 
-test: $(STAMP) lint types
+# pyright keeps one core busy for a minute: the tests start meanwhile.
+test: $(STAMP) lint
+	@$(MAKE) --no-print-directory -j2 types pytest
+
+pytest: $(STAMP)
 	@$(BIN)/python -m pytest -n auto $(SPREAD)
 
 quick: $(STAMP)

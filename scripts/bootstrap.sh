@@ -23,5 +23,8 @@ fi
 
 echo "installing into $venv (a few minutes the first time; torch is large)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+# pip compiles ten thousand files to bytecode one after the other, tests of the packages included:
+# here all cores do, and those tests stay out. A file for a later Python may not compile: no matter.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint constraints.txt --editable '.[torch,dev]'
+"$venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$venv/lib" || true
