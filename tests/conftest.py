@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -10,3 +11,21 @@ slow = [HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, suppress_health_check=slow)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+TESTS = Path(__file__).parent
+FIRST = ("engine/test_golden_results.py", "synthesis", "training", "model", "trace")
+"""Files and folders whose tests come first, in this order."""
+
+
+def pytest_collection_modifyitems(items):
+    """Have every kernel compiled by one process of the session, and by none twice.
+
+    The golden results run every policy. While the first process compiles the engine for them, the
+    second has a minute or two of tests that need other kernels or none, and then finds all on disk.
+    """
+
+    def place(item):
+        path = item.path.relative_to(TESTS)
+        return next((n for n, name in enumerate(FIRST) if path.is_relative_to(name)), len(FIRST))
+
+    items.sort(key=place)
