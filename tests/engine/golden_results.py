@@ -20,6 +20,7 @@ from oled_sim import plugins
 from oled_sim.contenders import contenders as all_contenders
 from oled_sim.costs.lanes import load_costs
 from oled_sim.engine.budget import Budget
+from oled_sim.engine.cut import CutSource
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Result, simulate_all
 from oled_sim.engine.source import TraceSource
@@ -36,6 +37,10 @@ RUNS = {
     "cold, confidence end": (Rules(requests=3, cold=True, confidence="end"), (40,)),
 }
 """Name: rules, and slots per layer. The traces have 128 experts, about 50 of them active."""
+
+PASSES = 12
+"""Decode passes of each request, so that all of a run is there at a tenth of its time: a whole block
+and its commit pass, two allocations of `oled`, a next request that finds the cache warm."""
 
 MORE = ("lru:dispatch=load", "oled:dispatch=load")
 """Specifications besides the defaults and variants of every policy."""
@@ -77,8 +82,9 @@ def _figures(trace: Trace, rules: Rules, caches: tuple[int, ...]) -> dict[str, A
     budgets = [Budget(cache=c) for c in caches]
     contenders = all_contenders(policies, budgets, trace.geometry.experts)
     costs = load_costs(find_geometry(trace.manifest.stands_for or ""))
+    source = CutSource(TraceSource(trace), dict.fromkeys(trace.requests, PASSES))
     found: dict[str, Any] = {spec: {} for spec in policies}
-    for result in simulate_all(TraceSource(trace), contenders, costs, rules):
+    for result in simulate_all(source, contenders, costs, rules):
         found[result.spec][f"C={result.budget.cache}"] = _row(result)
     return found
 
