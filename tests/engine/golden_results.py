@@ -39,8 +39,8 @@ RUNS = {
 """Name: rules, and slots per layer. The traces have 128 experts, about 50 of them active."""
 
 PASSES = 12
-"""Decode passes of each request, so that all of a run is there at a tenth of its time: a whole block
-and its commit pass, two allocations of `oled`, a next request that finds the cache warm."""
+"""Decode passes of each request, so that all of a run is there in a fraction of its time: a block,
+two allocations of `oled`, a next request that finds the cache warm."""
 
 MORE = ("lru:dispatch=load", "oled:dispatch=load")
 """Specifications besides the defaults and variants of every policy."""
