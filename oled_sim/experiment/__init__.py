@@ -23,6 +23,8 @@ so that notebooks can call it.
   request. Its docstring lists the parameters, that of ``measure`` the columns. Columns of the
   point itself (``trace``, ``policy``, ``cache``, ``batch``, …) are in every row. A subclass with
   its own :meth:`RunPoint.detail` adds columns from the engine's event records.
+  Runs that differ in nothing but policy, cache and link are simulated side by side, reading the
+  trace once (:meth:`Point.group`).
 - Anything else (an analysis of a trace, say) subclasses :class:`Point`: fields, and ``measure``.
   ``profile_for`` tells which profile its costs come from; None if there are none.
 

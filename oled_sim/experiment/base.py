@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +44,15 @@ class Point(ABC):
         Args:
             inputs: opens traces, and makes synthetic ones.
         """
+
+    def group(self, inputs: Inputs) -> Hashable:
+        """Return what this point has in common with those that are measured in one go with it."""
+        return self  # by itself
+
+    @classmethod
+    def measure_group(cls, points: Sequence[Any], inputs: Inputs) -> list[Rows]:
+        """Return the rows of each of some points of one group, as ``measure`` gives them."""
+        return [point.measure(inputs) for point in points]
 
     def labels(self) -> dict[str, Any]:
         """Return the columns that say which point a row is of."""

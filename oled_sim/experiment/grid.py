@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oled_sim.contenders import contenders
+from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.store import bundled_profile_for
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Rules
@@ -108,44 +109,77 @@ class RunPoint(Point):
         ``expert_bytes``, ``block_length``, ``model`` (cost geometry), ``origin``, ``machine``,
         ``profile_status``, and those of :meth:`detail`.
         """
-        trace = inputs.open(self.trace)
-        costs = costs_for(trace, self.geometry, self.profile_for(inputs), self.extrapolate)
-        policies = parse_policies([self.policy])
-        (contender,) = contenders(policies, [Budget(cache=self.cache)], trace.geometry.experts)
-        detail = self.detail(trace)
-        watched = detail.watched(contender.policy)
-        (result,) = simulate_all(
-            source_for(trace, [contender.policy]),
-            [replace(contender, policy=watched, link_gb_s=self.link_gb_s)],
-            costs,
-            self.rules,
-            expert_bytes=expert_bytes_of(trace, costs),
-            observe=detail.add,
-        )
-        decode = trace.manifest.decode
-        about = {
-            "model": costs.geometry.name,
-            "expert_bytes": costs.geometry.expert_bytes,
-            "origin": trace.manifest.origin,
-            "block_length": None if decode is None else decode.block_length,
-            "layers": len(trace.geometry.layers),
-            "experts": trace.geometry.experts,
-            "top_k": trace.geometry.top_k,
-            "profile": costs.profile.name,
-            "profile_status": costs.profile.status,
-            "machine": costs.profile.hardware.gpu,
-            "link_gb_s": result.link_gb_s,
-        }
-        return [
-            about | of_run(result) | asdict(r) | dict(detail.columns(r.request))
-            for r in result.requests
+        (rows,) = self.measure_group([self], inputs)
+        return rows
+
+    def group(self, inputs: Inputs) -> Hashable:
+        """Return what decides how the trace is read and made ready: policy, cache and link do not.
+
+        A subclass with a ``measure`` of its own needs its own ``group`` and ``measure_group`` too.
+        """
+        profile = self.profile_for(inputs)
+        return RunPoint, self.trace, profile, self.geometry, self.extrapolate, self.rules
+
+    @classmethod
+    def measure_group(cls, points: Sequence[RunPoint], inputs: Inputs) -> list[Rows]:
+        """Simulate the runs side by side, the trace being read once; return the rows of each."""
+        first = points[0]
+        trace = inputs.open(first.trace)
+        profile = first.profile_for(inputs)
+        costs = costs_for(trace, first.geometry, profile, first.extrapolate)
+        runs = [point.contender(trace) for point in points]
+        details = [point.detail(trace) for point in points]
+        watched = [
+            replace(run, policy=detail.watched(run.policy))
+            for run, detail in zip(runs, details, strict=True)
         ]
+        of = {id(run): detail for run, detail in zip(watched, details, strict=True)}
+        results = simulate_all(
+            source_for(trace, [run.policy for run in runs]),
+            watched,
+            costs,
+            first.rules,
+            expert_bytes=expert_bytes_of(trace, costs),
+            observe=lambda run, record: of[id(run)].add(run, record),
+        )
+        about = about_run(trace, costs)
+        return [
+            [
+                {**about, **of_run(result), **asdict(r), **detail.columns(r.request)}
+                for r in result.requests
+            ]
+            for result, detail in zip(results, details, strict=True)
+        ]
+
+    def contender(self, trace: Trace) -> Contender:
+        """Return the policy and the budget that run, under the link."""
+        policies = parse_policies([self.policy])
+        (found,) = contenders(policies, [Budget(cache=self.cache)], trace.geometry.experts)
+        return replace(found, link_gb_s=self.link_gb_s)
+
+
+def about_run(trace: Trace, costs: LaneCosts) -> dict[str, Any]:
+    """Return the columns that say what a trace and costs are, whatever runs."""
+    decode = trace.manifest.decode
+    return {
+        "model": costs.geometry.name,
+        "expert_bytes": costs.geometry.expert_bytes,
+        "origin": trace.manifest.origin,
+        "block_length": None if decode is None else decode.block_length,
+        "layers": len(trace.geometry.layers),
+        "experts": trace.geometry.experts,
+        "top_k": trace.geometry.top_k,
+        "profile": costs.profile.name,
+        "profile_status": costs.profile.status,
+        "machine": costs.profile.hardware.gpu,
+    }
 
 
 def of_run(result: Result) -> dict[str, Any]:
     """Return the columns that are the same for all requests of a run."""
     summary = result.summary
     return {
+        "link_gb_s": result.link_gb_s,
         "causal": result.causal,
         "slots": result.slots,
         "peak_gpu_bytes": summary.peak_gpu_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +13,22 @@ from typing import Any, NamedTuple
 
 from oled_sim.errors import CapacityError
 from oled_sim.experiment.base import Experiment, Point, Size
-from oled_sim.experiment.inputs import SyntheticTrace
+from oled_sim.experiment.inputs import Inputs, SyntheticTrace
 from oled_sim.experiment.store import Store
 
 Progress = Callable[[int, int], None]
-Work = tuple[Callable[..., None], Path, Any]
+
+TOGETHER = 12
+"""Most points that are measured in one go: what an interrupt can lose, per process."""
+
+
+class Work(NamedTuple):
+    """A call of a function with a folder and something to do there; ``size`` says how much."""
+
+    function: Callable[[Path, Any], None]
+    folder: Path
+    what: Any
+    size: int = 1
 
 
 class Finished(NamedTuple):
@@ -40,7 +51,8 @@ def run_experiments(
     """Measure what is missing of several experiments, and write their tables.
 
     Points that are there and unchanged are not measured again; after an interrupt the finished
-    ones are kept. The same inputs give the same bytes, with any number of ``jobs``.
+    ones are kept. Points of one group are measured in one go, up to a dozen of them. The same
+    inputs give the same bytes, with any number of ``jobs``.
 
     Args:
         experiments: which. size: of their grids.
@@ -60,9 +72,10 @@ def run_experiments(
     every = list(dict.fromkeys(p for grid in grids.values() for p in grid))
     _check_profiles(every, store)
     traces = store.inputs.missing([point.trace for point in every])
-    _perform([(_make, folder, trace) for trace in traces], jobs, progress)
+    _perform([Work(_make, folder, trace) for trace in traces], jobs, progress)
     missing = store.missing(every)
-    _perform([(_measure, folder, point) for point in missing], jobs, progress)
+    pieces = in_one_go(missing, store.inputs, jobs)
+    _perform([Work(_measure, folder, piece, len(piece)) for piece in pieces], jobs, progress)
     found = []
     for experiment in experiments:
         grid = grids[experiment.name]
@@ -81,9 +94,20 @@ def _check_profiles(points: Sequence[Point], store: Store) -> None:
             load_profile(name)
 
 
-def _measure(folder: Path, point: Point) -> None:
+def in_one_go(points: Sequence[Point], inputs: Inputs, jobs: int) -> list[list[Point]]:
+    """Share points out: each piece is of one group, none so large that processes would wait."""
+    groups: dict[Hashable, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.group(inputs), []).append(point)
+    most = min(TOGETHER, max(1, len(points) // (4 * jobs)))
+    return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
+
+
+def _measure(folder: Path, points: Sequence[Point]) -> None:
     store = Store(folder)
-    store.keep(point, point.measure(store.inputs))
+    found = points[0].measure_group(points, store.inputs)
+    for point, rows in zip(points, found, strict=True):
+        store.keep(point, rows)
 
 
 def _make(folder: Path, trace: SyntheticTrace) -> None:
@@ -94,16 +118,20 @@ def _perform(
     work: Sequence[Work], jobs: int, progress: Progress = lambda done, total: None
 ) -> None:
     """Do independent pieces of work; the first error ends it, an interrupt keeps what is done."""
+    total = sum(piece.size for piece in work)
     if min(jobs, len(work)) <= 1:
-        for done, (function, *arguments) in enumerate(work):
-            progress(done, len(work))
-            function(*arguments)
+        done = 0
+        for piece in work:
+            progress(done, total)
+            piece.function(piece.folder, piece.what)
+            done += piece.size
         return
     pool = ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
     )
     try:
-        _wait_for([pool.submit(*piece) for piece in work], progress)
+        submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
+        _wait_for(submitted, lambda done: progress(done, total))
     except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
@@ -112,11 +140,13 @@ def _perform(
     pool.shutdown()
 
 
-def _wait_for(futures: Sequence[Future[None]], progress: Progress) -> None:
-    progress(0, len(futures))
-    for done, future in enumerate(as_completed(futures), 1):
+def _wait_for(sizes: Mapping[Future[None], int], report: Callable[[int], None]) -> None:
+    done = 0
+    report(done)
+    for future in as_completed(sizes):
         future.result()
-        progress(done, len(futures))
+        done += sizes[future]
+        report(done)
 
 
 def _explained(error: BaseException) -> BaseException:

@@ -16,6 +16,7 @@ from oled_sim.experiment import (
     SyntheticTrace,
     run_experiments,
 )
+from oled_sim.experiment.running import TOGETHER, in_one_go
 
 
 def measured(log):
@@ -201,3 +202,38 @@ def test_a_trace_that_another_process_has_made_is_taken(tmp_path):
 def test_every_setting_of_a_synthetic_trace_decides_about_its_folder(tmp_path, change):
     inputs = Inputs(tmp_path)
     assert inputs.path(replace(SHORT, **change)) != inputs.path(SHORT)
+
+
+def many():
+    """Runs that share the trace, and some that do not."""
+    same = [replace(RUN, policy=p, cache=c) for p in ("lru", "oled", "full") for c in (8, 16)]
+    unlike = [
+        replace(RUN, trace="nano-humaneval"), replace(RUN, batch=2), replace(RUN, history=0),
+        replace(RUN, extrapolate=True),
+    ]  # fmt: skip
+    return [*same, replace(RUN, link_gb_s=16.0), *unlike]
+
+
+def test_runs_that_differ_in_policy_cache_and_link_are_measured_in_one_go(tmp_path):
+    inputs = Inputs(tmp_path)
+    pieces = in_one_go(many(), inputs, jobs=1)
+    assert sorted(point for piece in pieces for point in map(repr, piece)) == sorted(
+        map(repr, many())
+    )
+    assert all(len({point.group(inputs) for point in piece}) == 1 for piece in pieces)
+    assert [len(piece) for piece in pieces] == [2, 2, 2, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_pieces_stay_small_enough_to_resume_and_to_share_out(tmp_path, jobs):
+    points = [replace(RUN, cache=c) for c in range(1, 200)]
+    pieces = in_one_go(points, Inputs(tmp_path), jobs)
+    assert max(map(len, pieces)) == TOGETHER
+    few = in_one_go(points[:12], Inputs(tmp_path), jobs)
+    assert len(few) >= 4 * jobs
+
+
+def test_runs_in_one_go_are_those_that_run_alone(tmp_path):
+    points = many()[:7]
+    together = RunPoint.measure_group(points, Inputs(tmp_path))
+    assert together == [point.measure(Inputs(tmp_path)) for point in points]
