@@ -45,8 +45,7 @@ class AnalysisPoint(Point):
         group = _group(self.trace, manifest.model.name)
         about = {"origin": manifest.origin, "model": manifest.model.name, "group": group}
         rows = [*self._whole(trace), *self._by_request(trace)]
-        columns = dict.fromkeys(name for row in rows for name in row)
-        return [about | columns | row for row in rows]  # every row has all columns
+        return [about | row for row in rows]
 
     def _whole(self, trace: Trace) -> Iterator[dict[str, Any]]:
         found = analyze_trace(trace) if self.tables else {}

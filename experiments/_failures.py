@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.jit import lean
 from oled_sim.engine.runner import Contender
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.state import EVENT_TIMES, N_LATE
@@ -22,6 +23,8 @@ from oled_sim.errors import UsageError
 from oled_sim.experiment import Detail, RunPoint
 from oled_sim.policy import Event, Lane, Policy
 from oled_sim.trace import Kind, Trace
+
+# ruff: noqa: ANN001, ANN202
 
 H2D_CRITICAL = EVENT_TIMES.index("h2d_critical_us")
 
@@ -54,14 +57,6 @@ class SystemPoint(RunPoint):
         return Failures()
 
 
-class Gate(NamedTuple):
-    """What a layer's event left behind: bool [E] each."""
-
-    on_gpu: NDArray[np.bool_]
-    transferred: NDArray[np.bool_]
-    on_cpu: NDArray[np.bool_]
-
-
 COUNTS = (
     "gates", "late_gates", "residents", "idle_residents", "next_misses", "evicted",
     "evicted_reused", "cpu_followed", "cpu_reused", "cpu_repeated", "transfers_followed",
@@ -69,15 +64,22 @@ COUNTS = (
 )  # fmt: skip
 
 
+LATE_GATES = COUNTS.index("late_gates")
+ON_GPU, TRANSFERRED, ON_CPU, ACTIVATED = range(4)
+"""Rows of what a layer's event left behind, bool [4, E]."""
+
+TRANSFER, CPU = int(Lane.TRANSFER), int(Lane.CPU)
+
+
 @dataclass
 class Failures(Detail):
-    """Counts failures of every request that a policy runs."""
+    """Counts failures of every request that a policy runs, in the order of ``COUNTS``."""
 
-    counts: dict[int, dict[str, int]] = field(
-        default_factory=lambda: defaultdict(lambda: dict.fromkeys(COUNTS, 0))
+    counts: dict[int, NDArray[np.int64]] = field(
+        default_factory=lambda: defaultdict(lambda: np.zeros(len(COUNTS), np.int64))
     )
     late_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    last: dict[int, Gate] = field(default_factory=dict)
+    last: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     running: int = -1
 
     def watched(self, policy: Policy) -> Policy:
@@ -97,19 +99,12 @@ class Failures(Detail):
         """Count an event against the layer's last one in the same request."""
         if event.request != self.running:
             self.running, self.last = event.request, {}
-        activated = mask_of(event.experts, len(event.resident))
-        now = Gate(
-            on_gpu=event.resident | mask_of(event.experts[lanes != Lane.CPU], len(activated)),
-            transferred=mask_of(event.experts[lanes == Lane.TRANSFER], len(activated)),
-            on_cpu=mask_of(event.experts[lanes == Lane.CPU], len(activated)),
-        )
+        now = np.zeros((4, len(event.resident)), np.bool_)
+        _note(now, event.resident, event.experts, np.asarray(lanes, np.int64))
         if event.kind != Kind.PREFILL:
-            counts = self.counts[event.request]
-            counts["gates"] += 1
-            counts["residents"] += int(event.resident.sum())
-            counts["idle_residents"] += int((event.resident & ~activated).sum())
-            if event.layer in self.last:
-                _compare(counts, self.last[event.layer], now, event.resident, activated)
+            last = self.last.get(event.layer)
+            known = last is not None
+            _count(self.counts[event.request], known, last if known else now, now, event.resident)
             self.last[event.layer] = now
 
     def add(self, contender: Contender, record: GroupRecord) -> None:
@@ -117,37 +112,46 @@ class Failures(Detail):
         course, request = record.course, record.group.requests[0]
         decode = course.decode[course.event_pass]
         late = decode & (course.counts[:, N_LATE] > 0)
-        self.counts[request]["late_gates"] += int(late.sum())
+        self.counts[request][LATE_GATES] += int(late.sum())
         self.late_us[request] += float(course.times[late, H2D_CRITICAL].sum())
 
     def columns(self, request: int) -> Mapping[str, Any]:
         """Return the counts of a request."""
-        return self.counts[request] | {"late_h2d_critical_us": self.late_us[request]}
+        counts = dict(zip(COUNTS, self.counts[request].tolist(), strict=True))
+        return counts | {"late_h2d_critical_us": self.late_us[request]}
 
 
-def mask_of(experts: NDArray[np.int64], n: int) -> NDArray[np.bool_]:
-    """Return a set of experts as bool [n]."""
-    found = np.zeros(n, bool)
-    found[experts] = True
-    return found
+@lean
+def _note(now, resident, experts, lanes):
+    """Write what an event leaves behind into ``now``, which is empty."""
+    for expert in range(len(resident)):
+        now[ON_GPU, expert] = resident[expert]
+    for i in range(len(experts)):
+        now[ACTIVATED, experts[i]] = True
+        if lanes[i] == CPU:
+            now[ON_CPU, experts[i]] = True
+        else:
+            now[ON_GPU, experts[i]] = True
+            now[TRANSFERRED, experts[i]] = lanes[i] == TRANSFER
 
 
-def _compare(
-    counts: dict[str, int],
-    before: Gate,
-    now: Gate,
-    resident: NDArray[np.bool_],
-    activated: NDArray[np.bool_],
-) -> None:
-    evicted = before.on_gpu & ~resident
-    for name, experts in (
-        ("next_misses", activated & ~resident),
-        ("evicted", evicted),
-        ("evicted_reused", evicted & activated),
-        ("cpu_followed", before.on_cpu),
-        ("cpu_reused", before.on_cpu & activated),
-        ("cpu_repeated", before.on_cpu & now.on_cpu),
-        ("transfers_followed", before.transferred),
-        ("transfers_reused", before.transferred & activated),
-    ):
-        counts[name] += int(experts.sum())
+@lean
+def _count(counts, known, before, now, resident):
+    """Add a gate to ``counts``, against the layer's event before if that is known."""
+    counts[0] += 1  # gates
+    for expert in range(len(resident)):
+        held, needed = int(resident[expert]), int(now[ACTIVATED, expert])
+        counts[2] += held
+        counts[3] += held * (1 - needed)
+        if known:
+            evicted = int(before[ON_GPU, expert]) * (1 - held)
+            on_cpu = int(before[ON_CPU, expert])
+            transferred = int(before[TRANSFERRED, expert])
+            counts[4] += needed * (1 - held)
+            counts[5] += evicted
+            counts[6] += evicted * needed
+            counts[7] += on_cpu
+            counts[8] += on_cpu * needed
+            counts[9] += on_cpu * int(now[ON_CPU, expert])
+            counts[10] += transferred
+            counts[11] += transferred * needed

@@ -30,8 +30,8 @@ REAL_REQUESTS = 6
 """Requests of a recorded trace: two for history, one for warm-up, three counted."""
 
 REQUESTS, OUTPUT_TOKENS = 6, 256
-"""Of a synthetic trace, split likewise. The systems that prefetch are Python and take about 1.5 ms
-per event: with the paper's 1,024 tokens figure 12 would take an hour."""
+"""Of a synthetic trace, split likewise. The systems that prefetch are Python, most of the time of
+figure 12: with the paper's 1,024 tokens it would take four times as long."""
 
 SIGNALS = ("full_gate", "embedding")
 """What FineMoE and HybriMoE predict from, where a trace holds it."""

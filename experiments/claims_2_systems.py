@@ -92,13 +92,12 @@ def widest_inside(panel: Panel) -> Array:
     return average(found)
 
 
-def dominance_of_misses(panel: Panel) -> Array:
-    """Return by how much compensating misses takes more of TTFT than all else does, in points.
+def share_of_misses(panel: Panel) -> Array:
+    """Return the part of OLED's TTFT that misses cost, %: what full residency does not take.
 
-    What misses cost, copies and computing alike, is what full residency does not take.
+    What arrived experts take to compute is in both, so it counts as none of it.
     """
-    whole, rest = panel.mean("ttft_us", policy="oled"), panel.mean("ttft_us", policy="full")
-    return 100 * ((whole - rest) - rest) / whole
+    return 100 * (1 - panel.mean("ttft_us", policy="full") / panel.mean("ttft_us", policy="oled"))
 
 
 def _claim(
@@ -137,7 +136,7 @@ IDEAL = (
 def _prefill() -> Claim:
     return Claim(
         "prefill", "5.2, fig. 14", "Compensating misses takes more of TTFT than all else",
-        direction("dominant", no_effect=0.0), "points", "fig14", dominance_of_misses,
+        direction("> 50", no_effect=50.0), "%", "fig14", share_of_misses,
         names=("model", "policy"), columns=("ttft_us",),
     )  # fmt: skip
 

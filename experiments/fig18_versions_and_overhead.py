@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,18 +50,23 @@ class OverheadPoint(Point):
         """Return a row per replayed point.
 
         ``trace``, ``policy``, ``cache``, ``replayed`` (which requests; ``request`` is the first),
-        ``decode_passes``, ``repetitions``, ``layers`` (that ran: of a large model perhaps
-        not all, which the share does not mind); ``decide_us`` (mean per forward pass), ``pass_us``
-        (mean time of a decode pass without it) and ``share``, the former over the latter.
+        ``decode_passes``, ``repetitions``, ``layers`` (that ran); ``replays``, ``whole``, or
+        ``part`` if not all of the model's layers ran, which the share does not mind;
+        ``decide_us`` (mean per forward pass), ``pass_us`` (mean time of a decode pass without it)
+        and ``share``, the former over the latter.
         """
         found = pd.read_parquet(MEASURED / self.folder / "points.parquet")
         pass_us = found["measured_tpot_us"] * found["output_tokens"] / found["decode_passes"]
         prefills = found["requests"].str.count("-") + 1
         passes = (found["decode_passes"] + prefills) * found["repetitions"]
+        layers = found["events"] // passes
+        geometry = json.loads((MEASURED / self.folder / "summary.json").read_text())["geometry"]
+        every = geometry["layers"] - geometry["dense_layers"]
         rows = found[["trace", "policy", "cache", "decode_passes", "repetitions"]].assign(
             request=found["requests"].str.split("-").str[0].astype(int),
             replayed=found["requests"],
-            layers=found["events"] // passes,
+            layers=layers,
+            replays=layers.map(lambda n: "whole" if n == every else "part"),
             decide_us=found["decide_mean_us"],
             pass_us=pass_us,
             share=found["decide_mean_us"] / pass_us,

@@ -11,10 +11,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.jit import lean
 from oled_sim.policy import Event, Setting
 
 Protect = Literal["pool", "list"]
 """Whom a list protects: as many of its first as a pool can hold, or everybody on it."""
+
+# ruff: noqa: ANN001, ANN202
 
 UNLISTED = -np.inf
 
@@ -29,12 +32,15 @@ class Candidates:
 
     Attributes:
         protected: bool [L, E].
+        by_pool: whether a list protects as many of each layer as its pool holds, whatever other
+            layers list: then :meth:`replace_ordered` does.
     """
 
     def __init__(self, setting: Setting, protect: Protect, most: int) -> None:
         layers, experts = len(setting.routing.layers), setting.routing.experts
         self.protected = np.zeros((layers, experts), np.bool_)
         self._whole = setting.scope == "global"
+        self.by_pool = protect == "pool" and most == 0 and not self._whole
         self._protect = protect
         self._most = most
         self._residents = setting.residents
@@ -75,21 +81,88 @@ class Candidates:
             wanted = _first(wanted, order, slots - held)
         return _entries(wanted, priority, order)
 
+    def replace_ordered(
+        self, order: NDArray[np.int32], start: int, executing: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Make a new list of all experts of some layers whose order is known (``by_pool`` only).
 
-def ranks_at_arrival(
-    resident: NDArray[np.bool_], protected: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """Return classes of experts when a prefetch arrives, 0 to 2: a lower one leaves first.
+        It is the list that :meth:`replace` makes of priorities in that order, without sorting.
+
+        Args:
+            order: int32 [n, E], experts of layers ``start`` to ``start + n - 1``, best first.
+            start: the first layer. executing: as for :meth:`replace`.
+
+        Returns:
+            int64 [m, 3]: layer, expert and place in the layer's order of what is to be copied.
+        """
+        self.protected = np.zeros_like(self.protected)
+        found = np.empty((order.size, 3), np.int64)
+        resident = self._residents()
+        n = _list_pools(order, start, self._slots, resident, executing, self.protected, found)
+        return found[:n]
+
+
+@lean
+def _list_pools(order, start, slots, resident, executing, protected, found):
+    """Protect the first of each layer that its slots hold; return how many are to be copied."""
+    n = 0
+    for x in range(order.shape[0]):
+        layer = start + x
+        for i in range(min(slots[layer], order.shape[1])):
+            expert = order[x, i]
+            protected[layer, expert] = True
+            if not (resident[layer, expert] or executing[layer, expert]):
+                found[n, 0], found[n, 1], found[n, 2] = layer, expert, i
+                n += 1
+    return n
+
+
+def ranked(values: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Return the indices of each row, the largest value first, equals by index: int32 [n, E]."""
+    return np.argsort(-values, axis=1, kind="stable").astype(np.int32)
+
+
+def scores_at_arrival(
+    resident: NDArray[np.bool_], protected: NDArray[np.bool_], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the scores that a prefetch meets when it arrives, float64 [n, E].
 
     What arrives, the only one without a slot that matters, replaces anybody but the protected.
     """
-    return np.where(resident, 2 * protected, 1)
+    scores = np.empty(values.shape)
+    _arrive(resident.ravel(), protected.ravel(), values.ravel(), scores.reshape(-1))
+    return scores
+
+
+@lean
+def _arrive(resident, protected, values, scores):
+    width = _width(values)
+    for i in range(len(values)):
+        rank = 2 * int(protected[i]) if resident[i] else 1
+        scores[i] = values[i] + rank * width
 
 
 def by_class(ranks: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return scores that compare classes first, then ``values``."""
-    width = values.max(initial=0.0) - values.min(initial=0.0) + 1.0
-    return np.asarray(values + ranks * width, np.float64)
+    """Return scores that compare classes first, then ``values``; float64 [n, E] all."""
+    scores = np.empty(values.shape)
+    _compare_by_class(ranks.ravel(), values.ravel(), scores.reshape(-1))
+    return scores
+
+
+@lean
+def _compare_by_class(ranks, values, scores):
+    width = _width(values)
+    for i in range(len(values)):
+        scores[i] = values[i] + ranks[i] * width
+
+
+@lean
+def _width(values):
+    """Return by how much classes are apart: more than any two values are."""
+    low, high = 0.0, 0.0
+    for i in range(len(values)):
+        low, high = min(low, values[i]), max(high, values[i])
+    return high - low + 1.0
 
 
 def _best_first(
@@ -100,7 +173,7 @@ def _best_first(
         priority = priority.reshape(1, -1)
         tie = None if tie is None else tie.reshape(1, -1)
     if tie is None:
-        return np.argsort(-priority, axis=1, kind="stable")
+        return ranked(priority).astype(np.int64)
     return np.lexsort((-tie, -priority), axis=1)
 
 

@@ -17,6 +17,7 @@ from oled_sim.engine.source import Source
 from oled_sim.errors import UsageError
 from oled_sim.policy import Event
 
+from ._candidates import ranked
 from ._similarity import add_products, norm, with_room
 
 Match = Literal["released", "observed", "all"]
@@ -70,6 +71,7 @@ class EAMCollection:
         self._counts = np.zeros((0, layers, experts))
         self._units = np.zeros((layers, experts, 0))
         self._access = np.zeros(0, np.int64)
+        self._orders: dict[int, NDArray[np.int32]] = {}
         for eam in persistent:
             self._write(self.size, eam)
 
@@ -101,17 +103,19 @@ class EAMCollection:
         Returns:
             The row, or None if nothing that is compared has been observed, or there is no row.
         """
-        compared = np.arange(len(running.counts))
-        chosen = {
-            "released": compared > layer,
-            "observed": compared <= layer,
-            "all": compared >= 0,
-        }[rule]
+        first = layer + 1 if rule == "released" else 0
+        chosen = slice(first, layer + 1 if rule == "observed" else None)
         if self.size == 0 or not running.counts[chosen].any():
             return None
         self._refresh(running)
         likeness = running.products[chosen, : self.size].sum(axis=0)
         return int(np.argmax(likeness))
+
+    def order(self, row: int) -> NDArray[np.int32]:
+        """Return the experts of each layer by their counts in a row, int32 [L, E]."""
+        if row not in self._orders:
+            self._orders[row] = ranked(self._counts[row])
+        return self._orders[row]
 
     def note_access(self, row: int) -> None:
         """Count a match."""
@@ -125,6 +129,7 @@ class EAMCollection:
         self._counts[row] = eam
         self._units[:, :, row] = np.divide(eam, length, out=np.zeros_like(eam), where=length > 0)
         self._access[row] = 1
+        self._orders.pop(row, None)
         self.size = max(self.size, row + 1)
         self.version += 1
 

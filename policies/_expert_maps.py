@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._candidates import ranked
 from ._similarity import add_products, norm, with_room
 
 
@@ -18,6 +19,13 @@ class Found(NamedTuple):
 
     score: float
     row: int
+
+
+class StoredMap(NamedTuple):
+    """A row of the store: its map float64 [L, E], and its experts by probability, int32 [L, E]."""
+
+    map: NDArray[np.float64]
+    order: NDArray[np.int32]
 
 
 class Trajectory:
@@ -60,11 +68,19 @@ class ExpertMapStore:
         self._weight = embedding_weight
         self._maps = np.zeros((layers, experts, 0))
         self._square = np.zeros((layers, 0))  # of the norm of the layers up to each
+        self._ready: dict[int, StoredMap] = {}
         self._embeddings = np.zeros((0, 0))  # [d, N], of norm 1, or 0 where there is none
 
     def map(self, row: int) -> NDArray[np.float64]:
         """Return the map of a row, float64 [L, E]."""
         return self._maps[:, :, row]
+
+    def stored(self, row: int) -> StoredMap:
+        """Return a row in the form that predictions use, made when it is first asked for."""
+        if row not in self._ready:
+            probability = np.ascontiguousarray(self.map(row))
+            self._ready[row] = StoredMap(probability, ranked(probability))
+        return self._ready[row]
 
     def insert(self, trajectory: Trajectory, embedding: NDArray[np.float32] | None) -> None:
         """Add the map of a finished iteration; one without any event is no row."""
@@ -75,6 +91,7 @@ class ExpertMapStore:
         self._maps = with_room(self._maps, row + 1, axis=2)
         self._square = with_room(self._square, row + 1, axis=1)
         self._maps[:, :, row] = trajectory.map
+        self._ready.pop(row, None)
         self._square[:, row] = np.cumsum(np.square(trajectory.map).sum(axis=1))
         length = len(self._embeddings) if unit is None else len(unit)
         if length > len(self._embeddings):

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.jit import lean
 from oled_sim.errors import UsageError
 from oled_sim.policy import (
     Event,
@@ -22,9 +23,11 @@ from oled_sim.policy import (
     param,
 )
 
-from ._candidates import UNLISTED, Candidates, Protect, by_class, ranks_at_arrival
+from ._candidates import UNLISTED, Candidates, Protect, by_class, ranked, scores_at_arrival
 from ._expert_maps import ExpertMapStore, Found, Trajectory
 from ._gate_rows import TokenMaps, block_row
+
+# ruff: noqa: ANN001, ANN202
 
 UNSELECTED = 1e-6
 """What the released code adds to every expert of the predicted layers, so that all are queued."""
@@ -209,9 +212,7 @@ class FineMoE(Policy):
 
         Whoever is resident without a visit was prefetched, and its copy counts as one.
         """
-        gone = (self._visits > 0) & ~resident
-        self._visits[gone] = self._probability[gone] = 0.0
-        self._visits[resident & (self._visits == 0)] = 1.0
+        _renew(self._visits, self._probability, resident)
         self._candidates.note_slots(event)
         self._executing[:] = False
         self._executing[event.layer, event.experts] = True
@@ -226,6 +227,9 @@ class FineMoE(Policy):
                 scores[each.row] = min(each.score, scores.get(each.row, np.inf))
         if not scores:
             return np.zeros((0, 3))
+        if len(scores) == 1 and self._candidates.by_pool:
+            ((row, score),) = scores.items()
+            return self._list_one(row, score, start, end)
         bands = [self._maps.map(row)[start:end] for row in scores]
         chosen = [
             selection(band, score, self._least, self.select)
@@ -238,15 +242,29 @@ class FineMoE(Policy):
         tie[start:end] = self._probability[start:end] = band
         return self._candidates.replace(priority, self._executing, tie)
 
+    def _list_one(self, row: int, score: float, start: int, end: int) -> NDArray[np.float64]:
+        """Make the list of a single stored map: priorities fall as its probabilities do."""
+        probability, order = self._maps.stored(row)
+        band, order = probability[start:end], order[start:end]
+        number = np.empty(end - start, np.int64)
+        _count_selected(
+            band, order, _threshold(score), self._least, self.select == "released", number
+        )
+        self._probability[start:end] = band
+        listed = self._candidates.replace_ordered(order, start, self._executing)
+        x, expert, place = listed[:, 0] - start, listed[:, 1], listed[:, 2]
+        worth = band[x, expert] * (1.0 - x / (end + 1))
+        priority = np.where(place < number[x], worth, 0.0) + UNSELECTED
+        return np.column_stack([listed[:, :2], priority]).astype(np.float64)
+
     def _scores(self, resident: NDArray[np.bool_], rows: slice) -> NDArray[np.float64]:
         """Return the scores of some layers at this moment, float64 [n, E]."""
         protected = self._candidates.protected[rows]
-        if self._arriving:
-            ranks = ranks_at_arrival(resident[rows], protected)
-        else:
-            ranks = np.where(self._executing[rows], 2, protected)
         values = self._probability[rows] * np.maximum(self._visits[rows], 1.0)
-        return by_class(ranks, np.floor(values) if self.evict == "truncated" else values)
+        values = np.floor(values) if self.evict == "truncated" else values
+        if self._arriving:
+            return scores_at_arrival(resident[rows], protected, values)
+        return by_class(np.where(self._executing[rows], 2, protected), values)
 
 
 def selection(
@@ -257,14 +275,38 @@ def selection(
     ``released``: as many as have a sum of at most clip(1 − score, 0, 1); ``paper``: one more. No
     fewer than ``least``, and none of a layer without any probability. Equal ones: lowest id first.
     """
-    threshold = min(1.0, max(0.0, 1.0 - score))
-    order = np.argsort(-probability, axis=1, kind="stable")
-    total = np.cumsum(np.take_along_axis(probability, order, axis=1), axis=1)
-    if rule == "released":
-        number = (total <= threshold).sum(axis=1)
-    else:
-        number = (total < threshold).sum(axis=1) + 1
-    number = np.where(probability.any(axis=1), np.maximum(number, least), 0)
+    probability = np.ascontiguousarray(probability)
+    order, number = ranked(probability), np.empty(len(probability), np.int64)
+    _count_selected(probability, order, _threshold(score), least, rule == "released", number)
     chosen = np.zeros(probability.shape, np.bool_)
     np.put_along_axis(chosen, order, np.arange(order.shape[1]) < number[:, None], axis=1)
     return chosen
+
+
+def _threshold(score: float) -> float:
+    return min(1.0, max(0.0, 1.0 - score))
+
+
+@lean
+def _count_selected(probability, order, threshold, least, released, number):
+    """Write how many of the likeliest experts of each layer are selected to int64 [n]."""
+    for x in range(len(number)):
+        total, n = 0.0, 0
+        for i in range(order.shape[1]):
+            total += probability[x, order[x, i]]
+            if total > threshold or (total == threshold and not released):
+                break
+            n += 1
+        some = probability[x, order[x, 0]] > 0.0
+        number[x] = max(n if released else n + 1, least) if some else 0
+
+
+@lean
+def _renew(visits, probability, resident):
+    """Forget experts that left; those that came without a visit have one now. All [L, E]."""
+    for x in range(visits.shape[0]):
+        for expert in range(visits.shape[1]):
+            if visits[x, expert] > 0 and not resident[x, expert]:
+                visits[x, expert] = probability[x, expert] = 0.0
+            elif visits[x, expert] == 0 and resident[x, expert]:
+                visits[x, expert] = 1.0

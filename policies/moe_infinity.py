@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from oled_sim.policy import (
 )
 from oled_sim.trace import Kind
 
-from ._candidates import UNLISTED, Candidates, Protect, by_class, ranks_at_arrival
+from ._candidates import UNLISTED, Candidates, Protect, by_class, ranked, scores_at_arrival
 from ._eam import (
     EAMCollection,
     Match,
@@ -41,6 +41,13 @@ __all__ = ["MoEInfinity", "collect_eams", "load_eams", "save_eams"]
 
 LIKELY = 1e-8
 """What the released predictor adds to every count, so that no expert is left out."""
+
+
+class Prediction(NamedTuple):
+    """What predicts the rest of a request: an EAM float64 [L, E], and its experts by count."""
+
+    eam: NDArray[np.float64]
+    order: NDArray[np.int32]
 
 
 @dataclass
@@ -215,8 +222,8 @@ class MoEInfinity(Policy):
         """Predict the layers from this one on, for each request; the last one's list stands."""
         wanted: Prefetches = ()
         for request in requests_of(event) if self.predict == "gate" else ():
-            eam = self._prediction(self._running[request], event.layer)
-            wanted = self._list(eam, event.layer)
+            found = self._prediction(self._running[request], event.layer)
+            wanted = self._list(found, event.layer)
         return wanted
 
     def _observe(self, event: Event) -> None:
@@ -235,52 +242,61 @@ class MoEInfinity(Policy):
             added = counts if self.count == "tokens" else (counts > 0).astype(np.float64)
             self._running[request].add(event.layer, added)
 
-    def _prediction(self, running: RunningEAM, layer: int) -> NDArray[np.float64] | None:
-        """Return the EAM float64 [L, E] that predicts the rest of a request, if there is one."""
+    def _prediction(self, running: RunningEAM, layer: int) -> Prediction | None:
+        """Return what predicts the rest of a request, if there is anything."""
         rows = self._rows
         if rows.size == 0:
             return None
         row = rows.match(running, layer, self.match_on)
         if row is None and self.unseen == "sum":
-            return rows.counts.sum(axis=0)
+            eam = rows.counts.sum(axis=0)
+            return Prediction(eam, ranked(eam))
         row = row or 0
         rows.note_access(row)
-        return rows.counts[row]
+        return Prediction(rows.counts[row], rows.order(row))
 
-    def _list(self, eam: NDArray[np.float64] | None, layer: int) -> NDArray[np.float64]:
-        """Make the list that an EAM gives, from ``layer`` on."""
-        if eam is None:
+    def _list(self, found: Prediction | None, layer: int) -> NDArray[np.float64]:
+        """Make the list that a prediction gives, from ``layer`` on."""
+        if found is None:
             return np.zeros((0, 3))
-        layers = len(eam)
+        eam, layers = found.eam, len(found.eam)
+        if self._candidates.by_pool:
+            # Within a layer priorities are in the order of the counts, which are whole numbers.
+            listed = self._candidates.replace_ordered(found.order[layer:], layer, self._executing)
+            x, expert = listed[:, 0], listed[:, 1]
+            worth = (eam[x, expert] + LIKELY) * (1.0 - (x - layer) / (layers + 1))
+            return np.column_stack([x, expert, worth]).astype(np.float64)
         ahead = np.arange(layers)[:, None] - layer
         priority = np.where(ahead < 0, UNLISTED, (eam + LIKELY) * (1.0 - ahead / (layers + 1)))
         return self._candidates.replace(priority, self._executing)
 
     def _scores(self, rows: slice) -> NDArray[np.float64]:
         """Return the scores of some layers at this moment, float64 [n, E]."""
-        protected, executing = self._candidates.protected, self._executing
+        protected, executing = self._candidates.protected, self._executing[rows]
         if self._populates and protected.any():
-            return np.where(protected, self._visits, -np.inf)[rows]
+            return np.where(protected[rows], self._visits[rows], -np.inf)
         resident = self._setting.residents()
+        values = self._values(rows, resident)
         if self._arriving:
-            ranks = ranks_at_arrival(resident[rows], protected[rows])
-        elif self.evict == "priority":
+            return scores_at_arrival(resident[rows], protected[rows], values)
+        if self.evict == "priority":
             spared = protected.copy()
             spared[self._layer] = True
-            ranks = np.where(executing[rows], 2, spared[rows])
+            ranks = np.where(executing, 2, spared[rows])
         else:
-            ranks = executing[rows].astype(np.int64)
-        return by_class(ranks, self._values(resident)[rows])
+            ranks = executing.astype(np.int64)
+        return by_class(ranks, values)
 
-    def _values(self, resident: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return what experts of the same class are compared by, float64 [L, E]."""
+    def _values(self, rows: slice, resident: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return what experts of the same class in some layers are compared by, float64 [n, E]."""
         if self.evict == "paper":
-            return paper_values(self._eam_of_all(), self.epsilon)
+            return paper_values(self._eam_of_all(), self.epsilon)[rows]
         if self.evict == "priority":
-            return priority_values(self._eam_of_all(), self._visits * resident, self._layer)
+            visits = self._visits * resident
+            return priority_values(self._eam_of_all(), visits, self._layer)[rows]
         if self.evict == "prefetch-bug" and self._arriving:
-            return -self._visits
-        return self._visits + self._tie
+            return -self._visits[rows]
+        return self._visits[rows] + self._tie[rows]
 
     def _eam_of_all(self) -> NDArray[np.float64]:
         """Return the sum of the running EAMs, which is that of the request unless in a batch."""

@@ -45,7 +45,7 @@ class Point(ABC):
             inputs: opens traces, and makes synthetic ones.
         """
 
-    def group(self, inputs: Inputs) -> Hashable:
+    def group(self) -> Hashable:
         """Return what this point has in common with those that are measured in one go with it."""
         return self  # by itself
 

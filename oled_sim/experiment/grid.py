@@ -112,13 +112,12 @@ class RunPoint(Point):
         (rows,) = self.measure_group([self], inputs)
         return rows
 
-    def group(self, inputs: Inputs) -> Hashable:
+    def group(self) -> Hashable:
         """Return what decides how the trace is read and made ready: policy, cache and link do not.
 
         A subclass with a ``measure`` of its own needs its own ``group`` and ``measure_group`` too.
         """
-        profile = self.profile_for(inputs)
-        return RunPoint, self.trace, profile, self.geometry, self.extrapolate, self.rules
+        return RunPoint, self.trace, self.profile, self.geometry, self.extrapolate, self.rules
 
     @classmethod
     def measure_group(cls, points: Sequence[RunPoint], inputs: Inputs) -> list[Rows]:

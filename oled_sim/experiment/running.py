@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from oled_sim.errors import CapacityError
 from oled_sim.experiment.base import Experiment, Point, Size
-from oled_sim.experiment.inputs import Inputs, SyntheticTrace
+from oled_sim.experiment.inputs import SyntheticTrace
 from oled_sim.experiment.store import Store
 
 Progress = Callable[[int, int], None]
@@ -74,7 +74,7 @@ def run_experiments(
     traces = store.inputs.missing([point.trace for point in every])
     _perform([Work(_make, folder, trace) for trace in traces], jobs, progress)
     missing = store.missing(every)
-    pieces = in_one_go(missing, store.inputs, jobs)
+    pieces = in_one_go(missing, jobs)
     _perform([Work(_measure, folder, piece, len(piece)) for piece in pieces], jobs, progress)
     found = []
     for experiment in experiments:
@@ -94,11 +94,11 @@ def _check_profiles(points: Sequence[Point], store: Store) -> None:
             load_profile(name)
 
 
-def in_one_go(points: Sequence[Point], inputs: Inputs, jobs: int) -> list[list[Point]]:
+def in_one_go(points: Sequence[Point], jobs: int) -> list[list[Point]]:
     """Share points out: each piece is of one group, none so large that processes would wait."""
     groups: dict[Hashable, list[Point]] = {}
     for point in points:
-        groups.setdefault(point.group(inputs), []).append(point)
+        groups.setdefault(point.group(), []).append(point)
     most = min(TOGETHER, max(1, len(points) // (4 * jobs)))
     return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
 

@@ -78,12 +78,20 @@ class Store:
         return [p for p in points if not self.part(p).is_file()]
 
     def keep(self, point: Point, rows: Rows) -> None:
-        """Write the rows of a point, labelled with it. Labels that rows give themselves win."""
+        """Write the rows of a point, labelled with it. Labels that rows give themselves win.
+
+        A column that some rows lack is null there.
+        """
         labelled = [{**_plain(point.labels()), **row} for row in rows]
-        write_table(self.part(point), pa.Table.from_pylist(labelled), point.to_dict())
+        names = dict.fromkeys(name for row in labelled for name in row)
+        table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in labelled])
+        write_table(self.part(point), table, point.to_dict())
 
     def finish(self, experiment: Experiment, points: Sequence[Point], size: Size) -> Path:
         """Put the parts together: write the table and its manifest.
+
+        Parts that the last manifest of this experiment and size names, and no manifest does any
+        more, are deleted: they were measured by other code, or of other points.
 
         Args:
             experiment: whose they are. points: all measured, in the order of the table.
@@ -96,11 +104,21 @@ class Store:
         table = pa.concat_tables(parts, promote_options="permissive")
         path = self.table(experiment.name)
         manifest = self._manifest(experiment, points, size)
+        before = _read(path.with_suffix(MANIFEST_SUFFIX))
         write_table(path, table, manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         with NewFile(path.with_suffix(MANIFEST_SUFFIX)) as file:
             file.temporary.write_text(text, encoding="utf-8")
+        if before.get("size") == size:
+            self._delete(before["parts"])
         return path
+
+    def _delete(self, parts: Sequence[str]) -> None:
+        """Delete those of some parts that no experiment's manifest names."""
+        manifests = [_read(file) for file in self.folder.glob(f"*{MANIFEST_SUFFIX}")]
+        named = {part for manifest in manifests for part in manifest.get("parts", ())}
+        for part in set(parts) - named:
+            (self.folder / PARTS / f"{part}.parquet").unlink(missing_ok=True)
 
     def check(self, experiment: Experiment) -> None:
         """Refuse to write over a table that no experiment of that name has made.
@@ -161,6 +179,15 @@ class Store:
                 "status": profile.status,
             }
         return self._profiles[name]
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    """Return a manifest; one that is missing or damaged names nothing."""
+    try:
+        found = json.loads(manifest.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _plain(labels: Mapping[str, Any]) -> dict[str, Any]:

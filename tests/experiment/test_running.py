@@ -214,22 +214,21 @@ def many():
     return [*same, replace(RUN, link_gb_s=16.0), *unlike]
 
 
-def test_runs_that_differ_in_policy_cache_and_link_are_measured_in_one_go(tmp_path):
-    inputs = Inputs(tmp_path)
-    pieces = in_one_go(many(), inputs, jobs=1)
+def test_runs_that_differ_in_policy_cache_and_link_are_measured_in_one_go():
+    pieces = in_one_go(many(), jobs=1)
     assert sorted(point for piece in pieces for point in map(repr, piece)) == sorted(
         map(repr, many())
     )
-    assert all(len({point.group(inputs) for point in piece}) == 1 for piece in pieces)
+    assert all(len({point.group() for point in piece}) == 1 for piece in pieces)
     assert [len(piece) for piece in pieces] == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_pieces_stay_small_enough_to_resume_and_to_share_out(tmp_path, jobs):
+def test_pieces_stay_small_enough_to_resume_and_to_share_out(jobs):
     points = [replace(RUN, cache=c) for c in range(1, 200)]
-    pieces = in_one_go(points, Inputs(tmp_path), jobs)
+    pieces = in_one_go(points, jobs)
     assert max(map(len, pieces)) == TOGETHER
-    few = in_one_go(points[:12], Inputs(tmp_path), jobs)
+    few = in_one_go(points[:12], jobs)
     assert len(few) >= 4 * jobs
 
 
@@ -237,3 +236,38 @@ def test_runs_in_one_go_are_those_that_run_alone(tmp_path):
     points = many()[:7]
     together = RunPoint.measure_group(points, Inputs(tmp_path))
     assert together == [point.measure(Inputs(tmp_path)) for point in points]
+
+
+def parts(out):
+    return {file.stem for file in (out / "parts").iterdir()}
+
+
+def test_parts_that_no_table_holds_any_more_are_deleted(tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    run_experiments([counting(log, (1, 2)), counting(log, (2, 3), name="other")], "quick", out)
+    (out / "parts" / "mine.parquet").write_text("mine")
+    keys = {n: Store(out).key(Counted("nano-gsm8k", n, str(log))) for n in (1, 2, 3, 4)}
+    run_experiments([counting(log, (4,))], "full", out)  # another size leaves the parts alone
+    assert parts(out) == {*keys.values(), "mine"}
+    run_experiments([counting(log, (1, 2))], "quick", out)
+    run_experiments([counting(log, (4,))], "quick", out)
+    assert parts(out) == {keys[2], keys[3], keys[4], "mine"}  # 2 is part of the other table
+    assert pd.read_parquet(out / "other.parquet")["number"].tolist() == [2, 2, 3, 3]
+
+
+def test_a_damaged_manifest_names_nothing(tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    run_experiments([counting(log, (1,))], "quick", out)
+    (out / "counting.manifest.json").write_text("{")
+    before = parts(out)
+    run_experiments([counting(log, (2,))], "quick", out)
+    assert before < parts(out)
+
+
+def test_a_column_that_the_first_row_lacks_is_kept(tmp_path):
+    store, point = Store(tmp_path), Counted("nano-gsm8k", 1, "")
+    store.keep(point, [{"request": 0}, {"request": 1, "late": 2.5}, {"late": 1.5}])
+    table = pd.read_parquet(store.part(point))
+    assert table["late"].isna().tolist() == [True, False, False]
+    assert table["late"].sum() == 4.0
+    assert table["request"].isna().tolist() == [False, False, True]

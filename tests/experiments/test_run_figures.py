@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -176,6 +177,8 @@ def write_replay(root: Path, decide_us: float) -> None:
             "measured_tpot_us": [5000.0], "decide_mean_us": [decide_us],
         }
     ).to_parquet(folder / "points.parquet")  # fmt: skip
+    geometry = {"layers": 20, "dense_layers": 1}
+    (folder / "summary.json").write_text(json.dumps({"geometry": geometry}))
 
 
 def test_overhead_is_the_share_of_a_pass(tmp_path, monkeypatch):
@@ -186,6 +189,7 @@ def test_overhead_is_the_share_of_a_pass(tmp_path, monkeypatch):
     # 20 tokens at 5 ms each over 10 passes: 10 ms a pass.
     assert (row["decide_us"], row["pass_us"], row["share"]) == (250.0, 10_000.0, 0.025)
     assert (row["request"], row["replayed"], row["layers"]) == (6, "6-7", 8)
+    assert row["replays"] == "part"  # 8 of 19 MoE layers
     assert row["trace"] == TRACE
     write_replay(tmp_path, 500.0)
     (other,) = fig18._overheads()

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oled_sim.policies._candidates import UNLISTED, Candidates, by_class, ranks_at_arrival
+from oled_sim.policies._candidates import (
+    UNLISTED,
+    Candidates,
+    by_class,
+    ranked,
+    scores_at_arrival,
+)
 from oled_sim.policies._similarity import add_products
 
 LAYERS, EXPERTS = 3, 6
@@ -64,6 +70,25 @@ def test_laws_of_a_list(seed, scope, protect, most, slots):
         assert found.protected.sum() <= most
 
 
+@given(
+    seed=st.integers(0, 2**32 - 1), slots=st.integers(0, EXPERTS), start=st.integers(0, LAYERS - 1)
+)
+def test_a_list_in_known_order_is_the_list_that_sorting_makes(seed, slots, start):
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 4, (LAYERS, EXPERTS)).astype(np.float64)  # with ties
+    resident, executing = rng.random((2, *values.shape)) < 0.3
+    priority = values.copy()
+    priority[:start] = UNLISTED
+    sorting = candidates("layer", "pool", 0, slots, resident)
+    entries = sorting.replace(priority, executing)
+    knowing = candidates("layer", "pool", 0, slots, resident)
+    assert knowing.by_pool
+    found = knowing.replace_ordered(ranked(values)[start:], start, executing)
+    assert found[:, :2].tolist() == entries[:, :2].astype(int).tolist()
+    assert (ranked(values)[found[:, 0], found[:, 2]] == found[:, 1]).all()
+    assert (knowing.protected == sorting.protected).all()
+
+
 def test_the_best_are_listed_and_ties_go_to_the_lower_id():
     resident = np.zeros((LAYERS, EXPERTS), np.bool_)
     priority = np.full((LAYERS, EXPERTS), UNLISTED)
@@ -93,7 +118,9 @@ def test_classes_compare_before_values():
 
 def test_an_arrival_replaces_anybody_but_the_protected():
     resident, protected = np.array([True, True, False, False]), np.array([True, False, True, False])
-    assert ranks_at_arrival(resident, protected).tolist() == [2, 0, 1, 1]
+    scores = scores_at_arrival(resident, protected, np.array([-1.0, 9.0, 5.0, -2.0]))
+    assert scores.argsort().tolist() == [1, 3, 2, 0]
+    assert scores_at_arrival(resident, protected, np.zeros(4)).tolist() == [2, 0, 1, 1]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 33))

@@ -394,7 +394,7 @@ class TestEviction:
         policy._running[0].add(1, eam({4: 1})[0])
         resident = np.zeros((2, 8), np.bool_)
         resident[0, :2] = resident[1, 4] = True
-        return policy, policy._values(resident)
+        return policy, policy._values(slice(None), resident)
 
     def test_as_the_code_sorts_for_a_prefetch(self):
         policy, values = self.values("prefetch-bug", True)
@@ -423,7 +423,7 @@ class TestEviction:
         # While layer 3 runs (index 0 of L = 2), layer 7 has the factor 1 / (2 + 1).
         policy = MoEInfinity(evict="priority")
         run = Run(policy, TWO, request_by_hand(TWO, [[[[0]], None]]), 1)
-        found = run.simulation.policy._values(np.zeros((2, 8), np.bool_))
+        found = run.simulation.policy._values(slice(None), np.zeros((2, 8), np.bool_))
         # No resident has a visit: all are taken to have one. Layer 7 has no share: 1/8 each.
         assert found[1, 0] == pytest.approx(
             (1 / 3 / (8 + 8 / 3) + 1e-6) * (1 / 8 / 2 + 1e-6) * (1 / 16 + 1e-6)
