@@ -5,20 +5,15 @@ from __future__ import annotations
 from oled_sim.experiment import Experiment, RunPoint, Size
 from oled_sim.plotting.overall import draw_against
 
-from ._failures import SystemPoint
-from ._grids import CACHES, PRIOR, traces_of
+from ._grids import PRIOR
+from ._systems import systems
 
 COMPARED = (*PRIOR, "lru", "ideal")
 
 
 def points(size: Size) -> list[RunPoint]:
     """Return prior systems, Naive-LRU and the bound, with every cache on every trace."""
-    return [
-        on.run(policy, cache, SystemPoint)
-        for on in traces_of(size)
-        for cache in CACHES
-        for policy in COMPARED
-    ]
+    return systems(size, COMPARED)
 
 
 EXPERIMENT = Experiment(

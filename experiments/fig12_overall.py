@@ -5,18 +5,13 @@ from __future__ import annotations
 from oled_sim.experiment import Experiment, RunPoint, Size
 from oled_sim.plotting.overall import draw_overall
 
-from ._failures import SystemPoint
-from ._grids import CACHES, SYSTEMS, traces_of
+from ._grids import SYSTEMS
+from ._systems import systems
 
 
 def points(size: Size) -> list[RunPoint]:
     """Return every system with every cache on every trace, under every profile."""
-    return [
-        on.run(policy, cache, SystemPoint)
-        for on in traces_of(size)
-        for cache in CACHES
-        for policy in SYSTEMS
-    ]
+    return systems(size, SYSTEMS)
 
 
 EXPERIMENT = Experiment(

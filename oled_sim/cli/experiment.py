@@ -82,7 +82,7 @@ def _draw(finished: Finished) -> Path:
     from oled_sim.plotting.style import save
 
     path = finished.table.with_suffix(".png")
-    save(finished.experiment.plot(pd.read_parquet(finished.table)), path, colours=64)
+    save(finished.experiment.plot(pd.read_parquet(finished.table)), path, colours=256)
     return path
 
 

@@ -10,7 +10,7 @@ from oled_sim.plotting.style import image_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = 64
+COLOURS = 256
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,16 @@ def test_a_png_of_few_colours_is_small_and_the_same_each_time(tables):
     assert len(palette.convert("RGB").getcolors()) <= 16
 
 
+def test_a_heat_map_keeps_its_colours(tables):
+    figure = draw_all(tables)["confidence"]
+    whole, small = (image_bytes(figure, "png", colours=n) for n in (None, 256))
+    original, found = (
+        np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int) for png in (whole, small)
+    )
+    assert len(small) < len(whole) / 2
+    assert np.abs(found - original).max() <= 16  # of 255, at edges of letters
+
+
 def test_styled_is_what_the_style_file_says():
     with styled():
         assert mpl.rcParams["svg.hashsalt"] == "oled-sim"
