@@ -136,7 +136,7 @@ IDEAL = (
 def _prefill() -> Claim:
     return Claim(
         "prefill", "5.2, fig. 14", "Compensating misses takes more of TTFT than all else",
-        direction("> 50", no_effect=50.0), "%", "fig14", share_of_misses,
+        direction("> 50 %", no_effect=50.0), "%", "fig14", share_of_misses,
         names=("model", "policy"), columns=("ttft_us",),
     )  # fmt: skip
 

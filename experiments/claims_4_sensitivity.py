@@ -124,8 +124,9 @@ CLAIMS = (
     Claim("batch-used", "5.4, fig. 16a", "Utilization rises with the batch: largest against one",
           direction("rises", no_effect=0.0), "points", "fig16", growth("utilization"),
           names=BATCHES, columns=("utilization",), rows=only(part="batch")),
-    Claim("batch-active", "5.4, fig. 16a", "Experts activated per pass rise with the batch",
-          direction("rise", no_effect=0.0), "", "fig16", growth("activations", "passes"),
+    Claim("batch-active", "5.4, fig. 16a", "Experts activated per pass, in all layers"
+          " together, rise with the batch: largest against one",
+          direction("rise", no_effect=0.0), "experts", "fig16", growth("activations", "passes"),
           names=BATCHES, columns=("activations", "passes"), rows=only(part="batch")),
     Claim("block-one", "5.4, fig. 16b", "TPOT of blocks of one token over that of the best length,"
           " least over capacities", direction("> 1", no_effect=1.0), "×", "fig16", token_by_token,

@@ -18,6 +18,8 @@ recorded traces of a small model with mini's routing geometry, or replayed on ha
 
 ORDER: tuple[Evidence, ...] = ("synthetic", "real", "measured")
 
+UNTOLD = "No table of this run has the settings that it compares."
+
 REPLAYS = "replays"
 """Name of the table of replayed points, among those of experiments."""
 
@@ -73,6 +75,13 @@ class Judged:
 
     claim: Claim
     readings: tuple[Reading, ...]
+
+    @property
+    def why(self) -> str:
+        """The claim's sentence; where its experiment says nothing, what is missing."""
+        if self.claim.experiment is not None and not self.readings:
+            return UNTOLD
+        return self.claim.why
 
     def of(self, evidence: Evidence, machine: str) -> Reading | None:
         """Return the reading of some evidence under a machine's costs, or under none."""

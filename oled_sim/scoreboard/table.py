@@ -47,7 +47,7 @@ def _rows(judged: Judged) -> Iterator[dict[str, Any]]:
         "paper_low": claim.stated.low,
         "paper_high": claim.stated.high,
         "no_effect": claim.stated.no_effect,
-        "why": claim.why,
+        "why": judged.why,
     }
     for reading in judged.readings:
         found = reading.estimate

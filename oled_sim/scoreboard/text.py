@@ -79,7 +79,7 @@ def _rows(board: Sequence[Judged], machines: Sequence[str]) -> Iterator[str]:
             stated_text(claim.stated, claim.unit),
             *(evidence_text(judged, e, machines) for e in ("synthetic", "real", "measured")),
             verdict_text(judged, machines),
-            claim.why,
+            judged.why,
         ]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -151,6 +151,15 @@ def test_a_row_per_reading_and_one_for_a_claim_without():
     ]
 
 
+def test_a_claim_that_tables_do_not_tell_says_so():
+    claim = dataclasses.replace(CLAIM, why="Their traces differ.")
+    (untold,) = judge_all([claim], {}, seed=0)
+    assert untold.why == "No table of this run has the settings that it compares."
+    (untestable,) = judge_all([dataclasses.replace(claim, experiment=None)], {}, seed=0)
+    assert untestable.why == "Their traces differ."
+    assert dataclasses.replace(judged(table(2.0)), claim=claim).why == "Their traces differ."
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (-0.5, "−0.50"), (-0.001, "0.00")],
