@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oled_sim.cli.measuring import results_options
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,18 +29,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--quick", is_flag=True, help="Bundled traces only, under a minute each.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of results. Default: results/quick or results/full.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes. Default: as many as cores.",
-)
+@results_options
 @click.option("--list", "listing", is_flag=True, help="List the experiments, and run none.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def experiment(
@@ -51,11 +42,9 @@ def experiment(
     everything it came from, and the figure NAME.png. What is already there and unchanged is kept:
     run the same command again after an interrupt.
     """
-    from oled_sim.cli.grids import cores
-    from oled_sim.cli.progress import progress
-    from oled_sim.engine.events import proceed
+    from oled_sim.cli.measuring import measure, size_and_folder
     from oled_sim.errors import UsageError
-    from oled_sim.experiment import experiment_names, load_experiment, run_experiments
+    from oled_sim.experiment import experiment_names, load_experiment
 
     known = experiment_names()
     if listing:
@@ -64,15 +53,7 @@ def experiment(
     if not names:
         raise UsageError(f"no experiment to run: name some of {', '.join(known)}, or {ALL}")
     wanted = known if ALL in names else list(dict.fromkeys(names))
-    size = "quick" if quick else "full"
-    with progress([proceed], "Measuring") as report:
-        finished = run_experiments(
-            [load_experiment(name) for name in wanted],
-            size,
-            out or Path("results") / size,
-            jobs=jobs or cores(),
-            progress=report,
-        )
+    finished = measure(wanted, *size_and_folder(quick, out), jobs)
     _report(finished, [_draw(f) for f in finished], as_json=as_json)
 
 

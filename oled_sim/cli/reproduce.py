@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oled_sim.cli.measuring import results_options
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -29,18 +31,7 @@ PAGE, TABLE = "reproduction.md", "reproduction.parquet"
 
 @click.command(epilog=EPILOG)
 @click.option("--quick", is_flag=True, help="The quick experiments: bundled traces, few requests.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of results. Default: results/quick or results/full.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes. Default: as many as cores.",
-)
+@results_options
 @click.option("--no-run", is_flag=True, help="Judge by the tables that are there; run nothing.")
 @click.option(
     "--measured",
@@ -68,17 +59,17 @@ def reproduce(
     figures with their intervals beside the paper's. The rule of the verdicts is in
     docs/reproduction.md. Writes reproduction.md and reproduction.parquet into the folder.
     """
+    from oled_sim.cli.measuring import measure, size_and_folder
     from oled_sim.engine.output import NewFile
     from oled_sim.engine.results import write_table
     from oled_sim.scoreboard.board import judge_all, load_claims
     from oled_sim.scoreboard.table import board_table
     from oled_sim.scoreboard.text import markdown
 
-    size = "quick" if quick else "full"
-    folder = out or Path("results") / size
+    size, folder = size_and_folder(quick, out)
     claims = load_claims()
     if not no_run:
-        _run(claims, size, folder, jobs)
+        measure(_experiments_of(claims), size, folder, jobs)
     tables = _tables(claims, folder)
     tables |= _replays(measured)
     board = judge_all(claims, tables, seed=seed)
@@ -90,16 +81,12 @@ def reproduce(
     _print(board, as_json=as_json)
 
 
-def _run(claims: Iterable[Claim], size: Any, folder: Path, jobs: int | None) -> None:
-    from oled_sim.cli.grids import cores
-    from oled_sim.cli.progress import progress
-    from oled_sim.engine.events import proceed
-    from oled_sim.experiment import experiment_names, load_experiment, run_experiments
+def _experiments_of(claims: Iterable[Claim]) -> list[str]:
+    """Return the names of the experiments that claims are read from, in the paper's order."""
+    from oled_sim.experiment import experiment_names
 
     wanted = {claim.experiment for claim in claims}
-    experiments = [load_experiment(name) for name in experiment_names() if name in wanted]
-    with progress([proceed], "Measuring") as report:
-        run_experiments(experiments, size, folder, jobs=jobs or cores(), progress=report)
+    return [name for name in experiment_names() if name in wanted]
 
 
 def _tables(claims: Iterable[Claim], folder: Path) -> dict[str, pd.DataFrame]:

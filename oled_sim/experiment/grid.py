@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from oled_sim.contenders import contenders
@@ -72,17 +72,7 @@ class RunPoint(Point):
     @property
     def rules(self) -> Rules:
         """How the requests are run."""
-        return Rules(
-            scope=self.scope,
-            batch=self.batch,
-            batch_mode=self.batch_mode,
-            staging=self.staging,
-            warmup=self.warmup,
-            history=self.history,
-            cold=self.cold,
-            confidence=self.confidence,
-            requests=self.requests,
-        )
+        return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def profile_for(self, inputs: Inputs) -> str:
         """Return the profile's name or file."""
