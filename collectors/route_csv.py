@@ -15,7 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from oled_sim.errors import TraceError
+from oled_sim.importing import AS_BLOCKS
+from oled_sim.plugin_options import takes
 from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, Runtime, package_versions
+from oled_sim.trace.reblock import reblock, reblocked_manifest
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 from oled_sim.trace.validate import check_request
 from oled_sim.trace.writer import TraceWriter
@@ -28,16 +31,21 @@ Lookup = tuple[int, int, int, int]
 """Request, pass, the model's layer index, expert."""
 
 
+@takes(AS_BLOCKS, examples=("oled-sim import route-csv qwen.route.csv.xz --out qwen",))
 def import_route_csv(
     source: Path,
     out: Path,
     *,
+    as_blocks: int | None = None,
     stands_for: str | None = None,
     overwrite: bool = False,
     on_progress: Callable[[float], None] = lambda _: None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Write the trace of a route CSV; an :class:`oled_sim.importing.Importer`.
+
+    ``as_blocks``: tokens of a block that decoding is put together to, see
+    :mod:`oled_sim.trace.reblock`.
 
     The file is read twice, so that a malformed one leaves nothing behind: first every row is
     checked, then the requests are written.
@@ -46,6 +54,8 @@ def import_route_csv(
     for note in survey.notes():
         on_note(note)
     manifest = survey.manifest(stands_for)
+    if as_blocks is not None:
+        manifest = reblocked_manifest(manifest, as_blocks)
     layers = manifest.model.layers
     with (
         RouteCsv(source, lambda done: on_progress((1 + done) / 2)) as file,
@@ -54,7 +64,7 @@ def import_route_csv(
         for turn in file.turns():
             request = build_request(turn, layers, gates="gates" in manifest.signals)
             writer.write_request(
-                request,
+                request if as_blocks is None else reblock(request, as_blocks),
                 prompt_tokens=_prompt_tokens(request),
                 output_tokens=int(request.accepted_count.sum()),
             )

@@ -1,7 +1,9 @@
 """Importers: plug-ins that turn the recording of another tool into a trace.
 
 An importer is a callable in the entry-point group :data:`oled_sim.plugins.IMPORTERS`, one per
-source format. ``oled-sim import`` finds it by name.
+source format. ``oled-sim import`` finds it by name. What it takes beyond the arguments of
+:class:`Importer` it declares with :func:`oled_sim.plugin_options.takes`; every such option becomes
+an option of ``oled-sim import FORMAT`` and arrives as a keyword argument if it was given.
 """
 
 from __future__ import annotations
@@ -11,7 +13,16 @@ from pathlib import Path
 from typing import Protocol
 
 from oled_sim.errors import UsageError
+from oled_sim.plugin_options import PluginOption, number
 from oled_sim.trace.manifest import Manifest
+
+AS_BLOCKS = PluginOption(
+    "--as-blocks",
+    "N",
+    "Put the passes of an autoregressive recording together to blocks of N tokens.",
+    number("--as-blocks", 2),
+)
+"""For importers that hand their requests through :func:`oled_sim.trace.reblock.reblock`."""
 
 
 class Importer(Protocol):

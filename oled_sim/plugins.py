@@ -22,6 +22,7 @@ POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
 LIVE_COLLECTORS = "oled_sim.live_collectors"
 IMPORTERS = "oled_sim.importers"
+EXPORTERS = "oled_sim.exporters"
 CLAIMS = "oled_sim.claims"
 EXPERIMENTS = "oled_sim.experiments"
 
@@ -68,6 +69,7 @@ def _noun(group: str) -> str:
         COLLECTORS: "collector",
         LIVE_COLLECTORS: "collector",
         IMPORTERS: "importer",
+        EXPORTERS: "exporter",
         CLAIMS: "list of claims",
         EXPERIMENTS: "experiment",
     }.get(group, group)

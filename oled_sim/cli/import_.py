@@ -3,85 +3,101 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from oled_sim.cli.plugin_group import (
+    PluginCommand,
+    PluginGroup,
+    examples_of,
+    plugin_arguments,
+    plugin_parameters,
+)
+from oled_sim.cli.share_progress import share_progress
 from oled_sim.errors import OledSimError
 
 if TYPE_CHECKING:
+    from oled_sim.importing import Importer
     from oled_sim.trace.manifest import Manifest
 
 EPILOG = """\b
 Examples:
   oled-sim import route-csv qwen.route.csv.xz --out qwen
   oled-sim trace info qwen
-  oled-sim import route-csv session.csv --stands-for llada2.0-mini --out session
+  oled-sim import csv --help
 """
 
 
-@click.command("import", epilog=EPILOG)
-@click.argument("form", metavar="FORMAT")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Directory of the trace.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace a trace that is there.")
-@click.option(
-    "--stands-for",
-    metavar="GEOMETRY",
-    help="Published model whose costs results use by default [default: none].",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def import_(
-    form: str, file: Path, out: Path, overwrite: bool, stands_for: str | None, as_json: bool
-) -> None:
-    """Turn FILE, a recording of routing by another tool, into a trace.
+def _command(form: str, importer: Importer) -> click.Command:
+    """Return ``oled-sim import FORMAT`` of one importer."""
 
-    FORMAT is route-csv (a routing trace of BigMoeOnEdge, plain, .xz or .gz), or the name of an
-    importer plug-in. Memory is bounded by the largest request, not by the file.
+    def run(file: Path, out: Path, **options: Any) -> None:
+        _import(importer, file, out, options)
+
+    parameters: list[click.Parameter] = [
+        click.Argument(["file"], type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+        click.Option(
+            ["--out"],
+            type=click.Path(path_type=Path),
+            required=True,
+            metavar="DIR",
+            help="Directory of the trace.",
+        ),
+        *plugin_parameters(importer),
+        click.Option(
+            ["--stands-for"],
+            metavar="GEOMETRY",
+            help="Published model whose costs results use by default [default: none].",
+        ),
+        click.Option(["--overwrite"], is_flag=True, help="Replace a trace that is there."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the summary as JSON."),
+    ]
+    return PluginCommand(
+        form,
+        params=parameters,
+        callback=run,
+        help=f"Turn FILE, a recording of the format {form}, into a trace.\n\n"
+        "docs/importing.md says what becomes what, and what is refused.",
+        epilog=examples_of(importer, f"oled-sim import {form} FILE --out trace"),
+    )
+
+
+@click.command(
+    "import", cls=PluginGroup, entry_points="oled_sim.importers", build=_command, epilog=EPILOG
+)
+def import_() -> None:
+    """Turn another tool's recording of routing into a trace.
+
+    `oled-sim import FORMAT --help` lists what a format takes. Memory is bounded by the largest
+    request, not by the file.
     """
-    from oled_sim import plugins
-    from oled_sim.geometry import find_geometry
-    from oled_sim.importing import Importer, check_out
 
-    importer: Importer = plugins.load(plugins.IMPORTERS, form)
+
+def _import(importer: Importer, file: Path, out: Path, options: dict[str, Any]) -> None:
+    from oled_sim.geometry import find_geometry
+    from oled_sim.importing import check_out
+
+    stands_for: str | None = options["stands_for"]
     if stands_for is not None:
         find_geometry(stands_for)
-    check_out(out, overwrite=overwrite)
-    with _progress(file.name) as on_progress:
+    own = plugin_arguments(importer, options)
+    check_out(out, overwrite=options["overwrite"])
+    with share_progress(f"Importing {file.name}") as on_progress:
         try:
             manifest = importer(
                 file,
                 out,
                 stands_for=stands_for,
-                overwrite=overwrite,
+                overwrite=options["overwrite"],
                 on_progress=on_progress,
                 on_note=lambda note: click.echo(f"{file}: {note}", err=True),
+                **own,
             )
         except KeyboardInterrupt:
             raise OledSimError(_interrupted(file, out)) from None
-    _print_summary(manifest, out, as_json)
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[float], None]]:
-    """Show the share of the work done on a terminal's standard error."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(escape(f"Importing {label}"), total=1.0)
-        yield lambda done: progress.update(task, completed=done)
+    _print_summary(manifest, out, options["as_json"])
 
 
 def _interrupted(file: Path, out: Path) -> str:

@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": ("oled_sim.cli.compare", "Policies relative to a bound, with intervals."),
     "curve": ("oled_sim.cli.curve", "Hit rates with every cache size, in one pass."),
     "experiment": ("oled_sim.cli.experiment", "Reproduce figures of the paper."),
+    "export": ("oled_sim.cli.export", "Turn a trace into a file for other tools."),
     "generate": ("oled_sim.cli.generate", "Generate with offloaded experts, under a policy."),
     "import": ("oled_sim.cli.import_", "Turn another tool's recording into a trace."),
     "plan": ("oled_sim.cli.plan", "Say how much expert cache meets a target."),

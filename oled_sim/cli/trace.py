@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,10 +15,12 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from oled_sim.cli.share_progress import share_progress
 from oled_sim.cli.tables import print_whole, prose_console
 from oled_sim.errors import TraceError
 from oled_sim.trace.manifest import Manifest
 from oled_sim.trace.reader import Trace, open_trace
+from oled_sim.trace.reblock import reblock_trace
 from oled_sim.trace.stats import TraceStatistics, trace_statistics
 
 BAR_WIDTH = 32
@@ -31,6 +34,11 @@ Examples:
 VALIDATE_EPILOG = """\b
 Example:
   oled-sim trace validate my-trace
+"""
+
+REBLOCK_EPILOG = """\b
+Example:
+  oled-sim trace reblock qwen --as-blocks 16 --out qwen-blocks
 """
 
 
@@ -75,6 +83,42 @@ def validate(source: str, as_json: bool) -> None:
         raise TraceError(f"{found.label}: {len(problems)} of {len(found)} requests damaged")
     if not as_json:
         click.echo(f"{found.label}: {len(found)} requests, {_size(found.manifest)}, no problem")
+
+
+@trace.command(epilog=REBLOCK_EPILOG)
+@click.argument("source", metavar="PATH_OR_NAME")
+@click.option(
+    "--as-blocks",
+    "length",
+    type=click.IntRange(min=2),
+    required=True,
+    metavar="N",
+    help="Tokens of a block.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Directory of the new trace.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a trace that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def reblock(source: str, length: int, out: Path, overwrite: bool, as_json: bool) -> None:
+    """Put the passes of an autoregressive trace together to blocks of N tokens.
+
+    A pass then activates the union of its tokens' experts, as one of a diffusion model does.
+    docs/importing.md says what such a trace can show.
+    """
+    found = open_trace(source)
+    with share_progress(f"Cutting {found.label} into blocks") as on_progress:
+        made = reblock_trace(found, out, length, overwrite=overwrite, on_progress=on_progress)
+    passes = sum(r.passes for r in made.requests)
+    if as_json:
+        values = {"out": str(out), "requests": len(made.requests), "passes": passes}
+        click.echo(msgspec.json.encode(values))
+    else:
+        click.echo(f"{out}: {len(made.requests)} requests in {passes:,} passes, {_size(made)}")
 
 
 def _problems(found: Trace) -> list[str]:

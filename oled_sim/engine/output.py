@@ -11,27 +11,30 @@ from typing import Self
 from oled_sim.errors import UsageError
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
+def refuse_existing(path: Path, *, force: bool, flag: str = "--force") -> None:
     """Refuse to overwrite a file unasked, and to write where nothing can be written.
+
+    Args:
+        path: of the file. force: whether it may be overwritten. flag: the option that allows it.
 
     Raises:
         UsageError: the file exists and ``force`` is false, its folder does not, or nothing can be
             made there.
     """
     try:
-        _refuse_existing(path, force=force)
+        _refuse_existing(path, force=force, flag=flag)
         _try_to_write(path)
     except OSError as error:
         raise NewFile(path).refused(error) from None
 
 
-def _refuse_existing(path: Path, *, force: bool) -> None:
+def _refuse_existing(path: Path, *, force: bool, flag: str) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give the name of a file")
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is no ordinary file: give the name of one")
     if path.exists() and not force:
-        raise UsageError(f"{path} exists: give another name, or --force to overwrite it")
+        raise UsageError(f"{path} exists: give another name, or {flag} to overwrite it")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder: create it first")
 

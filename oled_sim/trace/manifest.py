@@ -227,10 +227,10 @@ class _Version(msgspec.Struct):
     schema_minor: int = 0
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the text of ``manifest.json``, sealed with its own checksum."""
+def encode_manifest(manifest: Manifest, *, indent: int = 1) -> bytes:
+    """Return the text of ``manifest.json``, sealed by its own checksum; a line if not indented."""
     blank = msgspec.structs.replace(manifest, checksum=UNSEALED)
-    text = msgspec.json.format(msgspec.json.encode(blank), indent=1) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(blank), indent=indent) + b"\n"
     # `checksum` is the last field, so the last occurrence is the field itself.
     head, _, tail = text.rpartition(UNSEALED.encode())
     return head + sha256_hex(text).encode() + tail

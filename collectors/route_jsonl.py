@@ -1,0 +1,161 @@
+"""Importing logs of routes in JSON lines, as loggers patched into vLLM write them.
+
+What becomes what is described in docs/importing.md. The file is read three times: to learn where
+each of its requests ends, to check every row, and to write; memory holds the requests that are
+open at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oled_sim.importing import AS_BLOCKS
+from oled_sim.plugin_options import takes
+from oled_sim.trace.manifest import Manifest
+
+from .cleaning import Cleaning
+from .recorded import Recorded
+from .recording_options import EXPERTS, MODEL, PROMPT_TOKENS
+from .route_jsonl_passes import Passes, recorded_log
+from .route_jsonl_rows import LogRows, RouteLog
+from .two_reads import Facts, Target, import_recorded
+
+Key = tuple[int, Hashable]
+"""The engine's run, and the log's id of a request."""
+
+
+@takes(
+    PROMPT_TOKENS,
+    EXPERTS,
+    MODEL,
+    AS_BLOCKS,
+    examples=(
+        "oled-sim import route-jsonl moe_routes.jsonl --experts 60 --out trace",
+        "oled-sim import route-jsonl routes.jsonl.gz --prompt-tokens 128 --out trace",
+    ),
+)
+def import_route_jsonl(
+    source: Path,
+    out: Path,
+    *,
+    prompt_tokens: int | None = None,
+    experts: int | None = None,
+    model: str | None = None,
+    as_blocks: int | None = None,
+    stands_for: str | None = None,
+    overwrite: bool = False,
+    on_progress: Callable[[float], None] = lambda _: None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Manifest:
+    """Write the trace of a route log; an :class:`oled_sim.importing.Importer`.
+
+    Args:
+        source: plain, .xz or .gz.
+        out: directory of the trace.
+        prompt_tokens: of every request; by default passes of several tokens are prefill.
+        experts: per layer, where the file does not say.
+        model: its name, where the file does not say.
+        as_blocks: see :mod:`oled_sim.trace.reblock`.
+        stands_for: see the protocol, as for the rest.
+        overwrite: replace a trace that is there.
+        on_progress: takes the share done. on_note: takes sentences.
+
+    Raises:
+        TraceError: malformed; names file and line.
+        UsageError: ``out`` is not free, or blocks were asked for and passes are none of one token.
+    """
+    log = _Log(source, prompt_tokens, lambda done: on_progress(done / 3))
+
+    def facts() -> Facts:
+        meta = log.rows.meta
+        return Facts(
+            model=model or str(meta.get("model_id") or "unknown").rpartition("/")[2],
+            runtime=" ".join(filter(None, ("vLLM", str(meta.get("vllm_version") or "")))),
+            experts=_whole(meta.get("num_experts")) or experts,
+        )
+
+    target = Target(
+        out, stands_for, overwrite, lambda done: on_progress((1 + 2 * done) / 3), on_note, as_blocks
+    )
+    manifest = import_recorded(source, log.read, facts, target)
+    for note in log.notes():
+        on_note(note)
+    return manifest
+
+
+class _Log:
+    """A log and where each of its requests ends."""
+
+    def __init__(
+        self, path: Path, prompt_tokens: int | None, on_progress: Callable[[float], None]
+    ) -> None:
+        self.path = path
+        self.prompt_tokens = prompt_tokens
+        self.rows = RouteLog(path)
+        self.passes = Passes(prompt_tokens)
+        self.last_line: dict[Key, int] = {}
+        for run, rows in self.rows.rows(on_progress):
+            for key, part in _by_request(run, rows):
+                self.last_line[key] = int(part.line[-1])
+
+    def read(self, on_progress: Callable[[float], None], cleaning: Cleaning) -> Iterator[Recorded]:
+        """Yield the requests in the order in which they end; only open ones are in memory."""
+        self.passes = Passes(self.prompt_tokens)
+        held: dict[Key, list[LogRows]] = {}
+        number = 0
+        for run, rows in self.rows.rows(on_progress):
+            for key, part in _by_request(run, rows):
+                held.setdefault(key, []).append(part)
+            last = int(rows.line[-1])
+            over = [key for key in held if self.last_line[key] <= last]
+            for key in sorted(over, key=self.last_line.__getitem__):
+                for recorded in self._requests(number, held.pop(key), cleaning):
+                    yield recorded
+                    number += 1
+
+    def _requests(
+        self, number: int, parts: list[LogRows], cleaning: Cleaning
+    ) -> Iterator[Recorded]:
+        rows = LogRows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+        gates = None if np.isnan(rows.gates).all() else rows.gates
+        recorded = recorded_log(
+            number, rows.token, rows.layer, rows.experts, gates, rows.line, self.path, _line
+        )
+        for k, request in enumerate(self.passes.requests(recorded, cleaning)):
+            yield cleaning.clean(replace(request, number=number + k))
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence about what had to be guessed."""
+        if self.rows.others:
+            yield f"{self.rows.others:,} lines of other types than route and meta are ignored"
+        if self.passes.undivided:
+            yield (
+                f"the log does not tell prompt and decoding of {self.passes.undivided:,} requests"
+                " apart: all of their tokens count as decoded (--prompt-tokens N)"
+            )
+        if self.passes.batches:
+            yield (
+                f"token_idx starts anew in every pass of {self.passes.batches:,} requests: they are"
+                " batches, whose sequences the log does not tell apart"
+            )
+
+
+def _by_request(run: int, rows: LogRows) -> Iterator[tuple[Key, LogRows]]:
+    """Yield the rows of each id, in their order."""
+    first: dict[Any, int] = {}
+    code = np.array([first.setdefault(r, len(first)) for r in rows.request.tolist()])
+    for request, number in first.items():
+        yield (run, request), rows if len(first) == 1 else rows.take(code == number)
+
+
+def _line(line: int, layer: int) -> str:
+    return f"line {line}"
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

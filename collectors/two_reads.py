@@ -1,0 +1,280 @@
+"""Importing in two reads: the first checks every request and learns what the manifest must say,
+the second writes. A malformed file so leaves nothing behind, and memory holds one request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from oled_sim.errors import TraceError
+from oled_sim.trace.manifest import (
+    Decode,
+    Manifest,
+    Model,
+    Prompts,
+    RequestEntry,
+    Runtime,
+    package_versions,
+)
+from oled_sim.trace.reblock import reblock, reblocked_manifest
+from oled_sim.trace.schema import Kind, RequestTrace, TokenState
+from oled_sim.trace.validate import check_request
+from oled_sim.trace.writer import TraceWriter
+
+from .cleaning import Cleaning
+from .recorded import Recorded, build_request, check_routes, normalised
+
+OPTIONAL_SIGNALS = {"confidence": "confidence", "state": "token_state"}
+"""Facts about tokens that are signals of a trace, and their names there."""
+
+
+MOST_EXPERTS = 65536
+"""Experts per layer that a trace can number."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a recording apart from its routes.
+
+    Attributes:
+        model: its name. runtime: what recorded it.
+        experts: per layer; None takes the highest id plus 1.
+        manifest: of the trace that was exported to the file, with its requests; None if it was not.
+        notes: further words for the manifest.
+    """
+
+    model: str = "unknown"
+    runtime: str = "unknown"
+    experts: int | None = None
+    manifest: Manifest | None = None
+    notes: tuple[str, ...] = ()
+
+
+Reader = Callable[[Callable[[float], None], Cleaning], Iterable[Recorded]]
+"""Reads the file once: takes a callback for the share read, and what drops dummies; yields
+requests in ascending order of their numbers, cleaned."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to, and how: the arguments of an :class:`oled_sim.importing.Importer`."""
+
+    out: Path
+    stands_for: str | None
+    overwrite: bool
+    on_progress: Callable[[float], None]
+    on_note: Callable[[str], None]
+    as_blocks: int | None = None
+
+
+def import_recorded(
+    source: Path, read: Reader, facts: Callable[[], Facts], target: Target
+) -> Manifest:
+    """Write the trace of a recording and return its manifest.
+
+    Args:
+        source: the file.
+        read: reads it, twice.
+        facts: what is known so far; all of it after the first read.
+        target: where to.
+
+    Raises:
+        TraceError: malformed; names file and place.
+        UsageError: blocks of a recording that is not autoregressive, or ``out`` is not free.
+    """
+    survey = _Survey(source)
+    for recorded in read(lambda done: target.on_progress(done / 2), survey.cleaning):
+        survey.add(recorded, facts())
+    known = facts()
+    manifest = survey.manifest(known, target.stands_for)
+    for note in survey.notes(known):
+        target.on_note(note)
+    if target.as_blocks is not None:
+        manifest = reblocked_manifest(manifest, target.as_blocks)
+    entries = _entries(known)
+    with TraceWriter(target.out, manifest, overwrite=target.overwrite) as writer:
+        for recorded in read(lambda done: target.on_progress((1 + done) / 2), Cleaning()):
+            request = survey.build(recorded, manifest)
+            if target.as_blocks is not None:
+                request = reblock(request, target.as_blocks)
+            writer.write_request(request, **_about(request, entries.get(request.request)))
+    return writer.manifest
+
+
+@dataclass
+class _Survey:
+    """What must be known of the whole file before its first request can be written."""
+
+    source: Path
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    layers: set[int] = field(default_factory=set)
+    requests: int = 0
+    passes: int = 0
+    events: int = 0
+    whole_events: bool = True
+    highest_id: int = 0
+    top_k: int = 0
+    first_of_top_k: int = 0
+    longest_block: int = 1
+    autoregressive: bool = True
+    ungated: int = 0
+    about: set[str] | None = None
+
+    def add(self, recorded: Recorded, facts: Facts) -> None:
+        """Take a request into account; refuse what no trace may hold."""
+        if len(recorded.experts) == 0:
+            raise TraceError(f"{self.source}: request {recorded.number} holds no route but padding")
+        self._check_top_k(recorded)
+        check_routes(recorded, facts.experts or MOST_EXPERTS)
+        self.highest_id = max(self.highest_id, int(recorded.experts.max()))
+        gates = normalised(recorded)
+        self.ungated += gates is None
+        layers = np.unique(recorded.layer).tolist()
+        request = build_request(recorded, layers, self.highest_id + 1, gates, 1)
+        manifest = Manifest(
+            model=Model(name="", layers=tuple(layers), experts=MOST_EXPERTS, top_k=self.top_k),
+            origin="imported",
+            signals=("ids",) if gates is None else ("ids", "gates"),
+            ragged=True,
+            row_order="source",
+        )
+        check_request(request, manifest, str(self.source))
+        self._count(request, layers)
+        told = set(recorded.about)
+        self.about = told if self.about is None else self.about & told
+
+    def _check_top_k(self, recorded: Recorded) -> None:
+        k = recorded.experts.shape[1]
+        self.top_k = self.top_k or k
+        if k != self.top_k:
+            recorded.refuse(0, f"{k} experts per token, {self.top_k} in earlier requests")
+
+    def _count(self, request: RequestTrace, layers: list[int]) -> None:
+        self.layers |= set(layers)
+        self.requests += 1
+        self.passes += request.passes
+        self.events += request.events
+        tokens = np.diff(request.token_offset)
+        self.whole_events &= bool(
+            (np.diff(request.event_offset) == tokens[request.event_pass]).all()
+        )
+        self.autoregressive &= _one_by_one(request)
+        denoise = tokens[request.kind == Kind.DENOISE]
+        self.longest_block = max(self.longest_block, int(denoise.max(initial=1)))
+
+    def build(self, recorded: Recorded, manifest: Manifest) -> RequestTrace:
+        """Return a request of the trace."""
+        gates = normalised(recorded) if "gates" in manifest.signals else None
+        model = manifest.model
+        return build_request(recorded, model.layers, model.experts, gates, self.longest_block)
+
+    def notes(self, facts: Facts) -> Iterator[str]:
+        """Yield a sentence about everything that the trace leaves out or had to guess."""
+        yield from self.cleaning.notes()
+        if self.requests and 0 < self.ungated < self.requests:
+            yield f"the trace has no gates, because {self.ungated:,} requests lack some"
+        if facts.experts is None:
+            yield (
+                "the file does not say how many experts a layer has:"
+                f" {self.highest_id + 1}, the highest id plus 1, is taken (--experts N)"
+            )
+
+    def manifest(self, facts: Facts, stands_for: str | None) -> Manifest:
+        """Return the manifest of the trace, without requests."""
+        if not self.requests:
+            raise TraceError(f"{self.source} holds no route: there is nothing to import")
+        model = self._model(facts)
+        with self.source.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        origin = f"imported from {self.source.name} (SHA-256 {digest})"
+        whole = self.whole_events and self.events == self.passes * len(model.layers)
+        if facts.manifest is not None:
+            return self._manifest_again(facts.manifest, model, origin, stands_for, whole)
+        ours = {k: v for k, v in package_versions().items() if k == "oled-sim"}
+        decode = Decode(rule="autoregressive", block_length=1) if self.autoregressive else None
+        return Manifest(
+            model=model,
+            origin="imported",
+            signals=self._signals(),
+            stands_for=stands_for,
+            decode=decode,
+            runtime=Runtime(name=facts.runtime, device="unknown", packages=ours),
+            prompts=Prompts(redacted=True),
+            ragged=not whole,
+            row_order="source",
+            notes="; ".join((origin, *facts.notes)),
+        )
+
+    def _manifest_again(
+        self, found: Manifest, model: Model, origin: str, stands_for: str | None, whole: bool
+    ) -> Manifest:
+        """Return the manifest of a trace that was exported once."""
+        signals = set(self._signals())
+        return msgspec.structs.replace(
+            found,
+            model=model,
+            origin="imported",
+            signals=tuple(s for s in found.signals if s in signals),
+            stands_for=stands_for or found.stands_for,
+            ragged=found.ragged or not whole,
+            notes="; ".join(filter(None, (found.notes, origin))),
+            requests=(),
+        )
+
+    def _model(self, facts: Facts) -> Model:
+        if facts.manifest is not None:
+            return facts.manifest.model
+        experts = facts.experts or self.highest_id + 1
+        layers = tuple(sorted(self.layers))
+        return Model(name=facts.model, layers=layers, experts=experts, top_k=self.top_k)
+
+    def _signals(self) -> tuple[str, ...]:
+        told = self.about or set()
+        more = [signal for fact, signal in OPTIONAL_SIGNALS.items() if fact in told]
+        return ("ids", *(() if self.ungated else ("gates",)), *more)
+
+
+def _one_by_one(request: RequestTrace) -> bool:
+    """Return whether every pass after the prefill decodes the next token of one sequence."""
+    decoded = np.flatnonzero(request.kind != Kind.PREFILL)
+    single = bool((np.diff(request.token_offset)[decoded] == 1).all())
+    position = request.position[request.token_offset[decoded]]
+    return single and bool((np.diff(position) > 0).all() and request.accepted_count[decoded].all())
+
+
+def _entries(facts: Facts) -> Mapping[int, RequestEntry]:
+    found = () if facts.manifest is None else facts.manifest.requests
+    return {entry.request: entry for entry in found}
+
+
+def _about(request: RequestTrace, entry: RequestEntry | None) -> dict[str, Any]:
+    """Return what the manifest says of a request: as exported once, else as counted."""
+    if entry is not None:
+        return {
+            "prompt_tokens": entry.prompt_tokens,
+            "output_tokens": entry.output_tokens,
+            "finish_reason": entry.finish_reason,
+            "prompt_row": entry.prompt_row,
+            "prompt_sha256": entry.prompt_sha256,
+        }
+    return {
+        "prompt_tokens": _prompt_tokens(request),
+        "output_tokens": int(request.accepted_count.sum()),
+    }
+
+
+def _prompt_tokens(request: RequestTrace) -> int:
+    """Return the prompt's tokens, or all before the first generated one, whichever is known."""
+    prompt: NDArray[np.bool_] = request.state == TokenState.PROMPT
+    if prompt.any():
+        # Positions of a batch count its rows, in every pass anew: its prompts are that many tokens.
+        return max(int(request.position[prompt].max()) + 1, int(np.count_nonzero(prompt)))
+    return int(request.position[0])
