@@ -26,6 +26,7 @@ from oled_sim.trace.writer import TraceWriter
 from .route_csv_header import Header, read_header
 from .route_csv_rows import DECODE, PREFILL, TOKEN_KEY, RouteCsv, Tokens
 from .text_blocks import LineReader, parse_columns
+from .two_reads import events_are_whole
 
 Lookup = tuple[int, int, int, int]
 """Request, pass, the model's layer index, expert."""
@@ -186,8 +187,7 @@ class _Survey:
         self.layers |= set(np.asarray(self.declared)[request.event_layer].tolist())
         self.passes += request.passes
         self.events += request.events
-        tokens = np.diff(request.token_offset)[request.event_pass]
-        self.whole_events &= bool((np.diff(request.event_offset) == tokens).all())
+        self.whole_events &= events_are_whole(request)
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence about everything that the trace leaves out."""

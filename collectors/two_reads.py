@@ -5,7 +5,7 @@ the second writes. A malformed file so leaves nothing behind, and memory holds o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ class _Survey:
         manifest = Manifest(
             model=Model(name="", layers=tuple(layers), experts=MOST_EXPERTS, top_k=self.top_k),
             origin="imported",
-            signals=("ids",) if gates is None else ("ids", "gates"),
+            signals=("ids", *(() if gates is None else ("gates",)), *_told(recorded.about)),
             ragged=True,
             row_order="source",
         )
@@ -163,9 +163,7 @@ class _Survey:
         self.passes += request.passes
         self.events += request.events
         tokens = np.diff(request.token_offset)
-        self.whole_events &= bool(
-            (np.diff(request.event_offset) == tokens[request.event_pass]).all()
-        )
+        self.whole_events &= events_are_whole(request)
         self.autoregressive &= _one_by_one(request)
         denoise = tokens[request.kind == Kind.DENOISE]
         self.longest_block = max(self.longest_block, int(denoise.max(initial=1)))
@@ -237,9 +235,20 @@ class _Survey:
         return Model(name=facts.model, layers=layers, experts=experts, top_k=self.top_k)
 
     def _signals(self) -> tuple[str, ...]:
-        told = self.about or set()
-        more = [signal for fact, signal in OPTIONAL_SIGNALS.items() if fact in told]
-        return ("ids", *(() if self.ungated else ("gates",)), *more)
+        return ("ids", *(() if self.ungated else ("gates",)), *_told(self.about or ()))
+
+
+def events_are_whole(request: RequestTrace) -> bool:
+    """Return whether every event holds the tokens of its pass, in their order.
+
+    Otherwise the trace is ragged, which stores the token of every row.
+    """
+    tokens = np.diff(request.token_offset)[request.event_pass]
+    rows = np.diff(request.event_offset)
+    if not np.array_equal(rows, tokens):
+        return False
+    first = request.token_offset[request.event_pass] - request.event_offset[:-1]
+    return np.array_equal(request.row_token, np.arange(len(request.row_token)) + first.repeat(rows))
 
 
 def _one_by_one(request: RequestTrace) -> bool:
@@ -248,6 +257,10 @@ def _one_by_one(request: RequestTrace) -> bool:
     single = bool((np.diff(request.token_offset)[decoded] == 1).all())
     position = request.position[request.token_offset[decoded]]
     return single and bool((np.diff(position) > 0).all() and request.accepted_count[decoded].all())
+
+
+def _told(about: Collection[str]) -> list[str]:
+    return [signal for fact, signal in OPTIONAL_SIGNALS.items() if fact in about]
 
 
 def _entries(facts: Facts) -> Mapping[int, RequestEntry]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import gzip
 import lzma
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -132,10 +132,16 @@ def _pack(plain: Path, packed: Path, suffix: str) -> None:
         shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
-def _packer(path: Path, suffix: str) -> AbstractContextManager[Any]:
+@contextmanager
+def _packer(path: Path, suffix: str) -> Iterator[Any]:
     """Open a compressed file; the same content gives the same bytes."""
-    if suffix == ".gz":
-        return gzip.GzipFile(path, "wb", compresslevel=6, mtime=0)
-    if suffix == ".xz":
-        return lzma.open(path, "wb")
-    return pa.output_stream(str(path), compression="zstd")
+    with path.open("wb") as file:
+        if suffix == ".gz":  # neither name nor time of the temporary file
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packer:
+                yield packer
+        elif suffix == ".xz":
+            with lzma.open(file, "wb") as packer:
+                yield packer
+        else:
+            with pa.CompressedOutputStream(file, "zstd") as packer:
+                yield packer

@@ -272,7 +272,8 @@ def _every_layer(view: _View) -> None:
 
 def _distinct_rows(view: _View, rows: NDArray[np.int64]) -> None:
     t = view.trace
-    if view.manifest.row_order == "canonical":
+    # Only ragged traces store which token a row belongs to.
+    if view.manifest.row_order == "canonical" or not view.manifest.ragged:
         descends = np.diff(t.row_token, prepend=-1) <= 0
         descends[t.event_offset[:-1]] = False
         view.refuse_row(descends, "rows are not in position order")
