@@ -3,16 +3,16 @@
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oled_sim.cli.main import cli
 from oled_sim.collectors.export_csv import export_csv
 from oled_sim.collectors.export_npz import export_npz
 from oled_sim.collectors.export_oracle_general import RECORD, accesses, export_oracle_general
@@ -59,7 +59,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("form", BACK)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     geometries().filter(lambda g: g.top_k > 1 or g.experts > 1),
     st.integers(0, 2**32),
@@ -163,7 +163,7 @@ def test_accesses_by_hand(tmp_path):
     assert RECORD.itemsize == 24
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32), st.booleans())
 def test_next_accesses_are_those_of_a_recount(tmp_path_factory, seed, ragged):
     """Across requests too, which are exported one by one."""
@@ -261,25 +261,21 @@ def test_a_failed_export_leaves_nothing(tmp_path):
 
 
 def oled_sim(*arguments):
-    command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return CliRunner().invoke(cli, list(map(str, arguments)))
 
 
 def test_command(tmp_path):
     trace = trace_of(tmp_path / "a")
     out = tmp_path / "x.bin"
-    result = oled_sim("export", "oracle-general", tmp_path / "a", "--out", out, "--requests", 2)
-    assert result.stderr == ""
-    assert result.stdout.startswith("exported 2 requests, ")
+    call = ["export", "oracle-general", tmp_path / "a", "--out", out]
+    result = oled_sim(*call, "--requests", 2)
+    assert result.output.startswith("exported 2 requests, ")
     count = sum(len(accesses(trace.read(r))[0]) for r in trace.requests[:2])
     assert out.stat().st_size == 24 * count
-    refused = oled_sim("export", "oracle-general", tmp_path / "a", "--out", out)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "--overwrite to overwrite it" in refused.stderr
-    again = oled_sim(
-        "export", "oracle-general", tmp_path / "a", "--out", out, "--overwrite", "--json"
-    )
-    found = json.loads(again.stdout)
+    refusal = oled_sim(*call).exception
+    assert isinstance(refusal, UsageError)
+    assert "--overwrite to overwrite it" in str(refusal)
+    found = json.loads(oled_sim(*call, "--overwrite", "--json").output)
     assert (found["requests"], found["bytes"]) == (3, 24 * found["accesses"])
 
 

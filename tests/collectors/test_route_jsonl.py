@@ -188,7 +188,7 @@ def test_packed_logs_and_blocks(tmp_path):
     assert blocks.decode.block_length == 4
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 2**32), st.sampled_from([150, 400, 1 << 20]))
 def test_rows_do_not_depend_on_where_blocks_end(tmp_path_factory, seed, block_bytes):
     rng = np.random.default_rng(seed)
