@@ -164,7 +164,7 @@ def measure_here(form: str, path: Path, out: Path) -> None:
 
 def main() -> None:
     """Measure every format."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time importers.")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--only", choices=list(FORMATS))
     parser.add_argument("--measure", nargs=3, metavar=("FORMAT", "FILE", "OUT"))

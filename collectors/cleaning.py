@@ -124,6 +124,8 @@ def dummy_tokens(
     if size < least:
         return np.zeros(size, np.bool_)
     if may_start is None:
+        if not _begins_alike(recorded, wanted, least):
+            return np.zeros(size, np.bool_)
         may_start = np.zeros(size, np.bool_)
         may_start[0] = True
     for layer in np.unique(recorded.layer[wanted]):
@@ -133,6 +135,13 @@ def dummy_tokens(
         held[token] += 1
         dummy[token] += _in_dummy_run(recorded, rows, may_start[token], least)
     return (held > 0) & (held == dummy)
+
+
+def _begins_alike(recorded: Recorded, wanted: NDArray[np.bool_], least: int) -> bool:
+    """Return whether the first tokens have one route in their first layer: a cheap first look."""
+    early = np.flatnonzero(wanted & (recorded.token < least))
+    ids = recorded.experts[early[recorded.layer[early] == recorded.layer[early[:1]]]]
+    return bool((ids == ids[:1]).all())
 
 
 def _in_dummy_run(

@@ -116,7 +116,7 @@ def normalised(recorded: Recorded) -> NDArray[np.float16] | None:
     """
     if recorded.gates is None:
         return None
-    gates = recorded.gates.astype(np.float32)
+    gates = recorded.gates.astype(np.float32)  # a copy: it is divided in place
     problem = "a weight of the experts {} is negative or infinite"
     recorded.refuse_if(((gates < 0) | np.isinf(gates)).any(axis=1), problem)
     total = np.einsum("nk->n", gates)[:, None]

@@ -23,7 +23,7 @@ from oled_sim.trace.schema import Kind
 
 from .cleaning import Cleaning
 from .export_csv import MANIFEST_PREFIX
-from .recorded import AUTOREGRESSIVE_PREFILL, TOKEN_DTYPES
+from .recorded import AUTOREGRESSIVE_PREFILL, TOKEN_DTYPES, Recorded
 from .recording_options import EXPERTS, MODEL, PROMPT_TOKENS
 from .table_columns import Mapped, TableColumns, find_columns, parse_mapping
 from .table_rows import Columns, TableRows, recorded_rows
@@ -125,7 +125,7 @@ class _Table:
     def tells_kinds(self) -> bool:
         return "kind" in self.columns.roles
 
-    def read(self, on_progress: Callable[[float], None], cleaning: Cleaning) -> Iterator[Any]:
+    def read(self, on_progress: Callable[[float], None], cleaning: Cleaning) -> Iterator[Recorded]:
         """Yield the requests; only one is in memory.
 
         Raises:
@@ -133,12 +133,19 @@ class _Table:
         """
         top_k = 0
         for number, columns in self._requests(on_progress):
-            rows = recorded_rows(columns, self.columns, self._refuse, top_k, cleaning)
-            if rows is None:
-                continue
-            top_k = rows.experts.shape[1]
-            rows = self._with_steps(rows)
-            yield cleaning.clean(rows.recorded(number, self.path))
+            recorded = self._recorded(number, columns, top_k, cleaning)
+            columns.clear()  # or they would stay while the request is written
+            if recorded is not None:
+                top_k = recorded.experts.shape[1]
+                yield recorded
+
+    def _recorded(
+        self, number: int, columns: Columns, top_k: int, cleaning: Cleaning
+    ) -> Recorded | None:
+        rows = recorded_rows(columns, self.columns, self._refuse, top_k, cleaning)
+        if rows is None:
+            return None
+        return cleaning.clean(self._with_steps(rows).recorded(number, self.path))
 
     def _read_header(self, reader: LineReader) -> tuple[list[str], TableColumns]:
         line = reader.read_line()
@@ -175,6 +182,8 @@ class _Table:
             for block in reader.blocks():
                 columns = parse_columns(block, self.path, self.names, self.columns.types)
                 lines = len(next(iter(columns.values())))
+                for name in self.columns.roles.get("gate", ()):
+                    columns[name] = columns[name].astype(np.float32)
                 columns["line"] = block.first_line + np.arange(lines)
                 for role in ("request", "iteration"):
                     name = self.columns.roles.get(role, ("",))[0]
@@ -219,4 +228,5 @@ def _split(columns: Columns) -> Iterator[tuple[int, Columns]]:
 def _join(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    # Parts go as soon as they are copied: a request may be most of the memory.
+    return {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}

@@ -27,13 +27,14 @@ PASS_FACTS = ("kind", "block", "context", "time_us")
 class TableRows:
     """Routes of one request in the order of the file.
 
-    ``step``, ``position``, ``layer``, ``line``: int64 [n]. ``experts``: int32 [n, k]. ``gates``:
-    float64 [n, k] or None. ``about``: see :class:`Recorded`, but [n]. ``refuse``: complains.
+    ``step``, ``position``, ``layer``: int32 [n]. ``line``: int64 [n]. ``experts``: int32 [n, k].
+    ``gates``: float32 [n, k] or None. ``about``: see :class:`Recorded`, but [n]. ``refuse``: raises
+    the complaint about a line.
     """
 
-    step: NDArray[np.int64]
-    position: NDArray[np.int64]
-    layer: NDArray[np.int64]
+    step: NDArray[Any]
+    position: NDArray[Any]
+    layer: NDArray[Any]
     line: NDArray[np.int64]
     experts: NDArray[Any]
     gates: NDArray[Any] | None
@@ -48,8 +49,8 @@ class TableRows:
         """
         wide = int(self.position.max()) + 1
         low = int(self.step.min())
-        key = (self.step - low) * wide + self.position
-        keys, first, token = np.unique(key, return_index=True, return_inverse=True)
+        key = (self.step.astype(np.int64) - low) * wide + self.position
+        keys, first, token = _distinct(key)
         about = {name: values[first] for name, values in self.about.items()}
         for name, values in self.about.items():
             self._check_agreement(values, about[name][token], name, "token")
@@ -63,7 +64,7 @@ class TableRows:
             step=step,
             position=keys % wide,
             token=token,
-            layer=self.layer.astype(np.int32),
+            layer=self.layer.astype(np.int32, copy=False),
             experts=self.experts,
             gates=self.gates,
             place=self.line,
@@ -84,6 +85,17 @@ class TableRows:
                 int(self.line[row]),
                 f"{name} is {values[row]}, and {expected[row]} in another line of the same {of}",
             )
+
+
+def _distinct(
+    key: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct values in order, where each is first, and the place of every value."""
+    step = np.diff(key, prepend=key[0] - 1)
+    if (step < 0).any():
+        return np.unique(key, return_index=True, return_inverse=True)
+    first = np.flatnonzero(step)
+    return key[first], first, np.cumsum(step != 0) - 1
 
 
 def recorded_rows(
@@ -123,18 +135,19 @@ def recorded_rows(
         cleaning.padding += len(real)
         return None
     cleaning.padding += int(np.count_nonzero(~real))
+    kept: Any = slice(None) if real.all() else real  # a mask would copy
     told = {
         role: columns[table.roles[role][0]][first] for role in TOKEN_DTYPES if role in table.roles
     }
     _check_flags(told, line, refuse)
     return TableRows(
-        step=columns["iteration"][first][real].astype(np.int64),
-        position=position[real].astype(np.int64),
-        layer=layer[real].astype(np.int64),
-        line=line[real],
-        experts=experts[real],
-        gates=None if gates is None else gates[real],
-        about={role: values[real] for role, values in told.items()},
+        step=columns["iteration"][first][kept],
+        position=position[kept],
+        layer=layer[kept],
+        line=line[kept],
+        experts=experts[kept],
+        gates=None if gates is None else gates[kept],
+        about={role: values[kept] for role, values in told.items()},
         refuse=refuse,
     )
 
@@ -151,9 +164,13 @@ def _check_flags(told: Columns, line: NDArray[np.int64], refuse: Refuse) -> None
 
 
 def _side_by_side(columns: Columns, names: tuple[str, ...], k: int) -> NDArray[Any]:
+    """Return the values of each token as [n, k], and let go of the columns they came from."""
     if len(names) == 1:
-        return columns[names[0]].reshape(-1, k)
-    return np.stack([columns[name] for name in names], axis=1)
+        return columns.pop(names[0]).reshape(-1, k)
+    found = np.empty((len(columns["line"]), k), columns[names[0]].dtype)
+    for slot, name in enumerate(names):
+        found[:, slot] = columns.pop(name)
+    return found
 
 
 def _one_line_per_expert(

@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 
 PATIENCE_S = 2.0
 """Work shorter than this shows nothing."""
@@ -23,6 +20,10 @@ def share_progress(
     label: str, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[float], None]]:
     """Yield a callback that takes the share of the work done, 0 to 1, and shows it on stderr."""
+    from rich.console import Console  # not for --help
+    from rich.markup import escape
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     began = clock()
     if not console.is_terminal:

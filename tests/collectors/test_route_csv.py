@@ -264,6 +264,33 @@ def test_whole_turns_that_lack_a_layer_of_another_make_a_ragged_trace(tmp_path):
     assert imported(tmp_path, rows).manifest.ragged
 
 
+def test_a_prompt_out_of_order_keeps_its_rows(tmp_path):
+    """Which token a row belongs to is stored in ragged traces only."""
+    rows = """\
+0,0,1,1,0,4,0.5,0,300
+0,0,1,1,1,1,0.5,0,300
+0,0,0,1,0,2,0.5,0,300
+0,0,0,1,1,3,0.5,0,300
+"""
+    trace = imported(tmp_path, rows)
+    assert routes(trace) == [(0, 0, 1, 1, (4, 1)), (0, 0, 1, 0, (2, 3))]
+    assert trace.manifest.ragged
+
+
+def test_decoding_in_blocks(tmp_path):
+    """Positions 3 and 4 of the first turn are one block of 4 each; the second turn's 6 too."""
+    trace = imported(tmp_path, as_blocks=4)
+    first, second = trace
+    assert first.position[first.token_offset[:-1]].tolist() == [0, 3, 4]
+    trace = imported(tmp_path, as_blocks=8, overwrite=True)
+    first, second = trace
+    assert first.token_offset.tolist() == [0, 3, 5]
+    assert first.experts[4:6].tolist() == [[3, 2], [0, 1]]  # layer 1 of both decoded tokens
+    assert second.block.tolist() == [0, 0]
+    assert trace.manifest.decode is not None
+    assert trace.manifest.decode.block_length == 8
+
+
 def test_unknown_weights_leave_gates_out(tmp_path):
     """One nan is enough: gates that are there in part could mislead a policy."""
     notes = []

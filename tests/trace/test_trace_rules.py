@@ -385,3 +385,16 @@ def test_any_id_made_invalid_is_found(data):
     layer = geometry.layers[trace.event_layer[event]]
     with pytest.raises(TraceError, match=f"request 0, iteration {iteration}, layer {layer}: "):
         check_request(dataclasses.replace(trace, experts=experts), random_manifest(geometry), "t")
+
+
+def test_a_trace_that_is_not_ragged_holds_rows_in_the_order_of_their_tokens(geometry):
+    """It does not store the token of a row: another order would be lost without a word."""
+    request = random_request(np.random.default_rng(0), geometry, passes=2)
+    swapped = request.row_token.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    wrong = dataclasses.replace(request, row_token=swapped)
+    manifest = random_manifest(geometry, row_order="source")
+    check_request(request, manifest, "x")
+    with pytest.raises(TraceError, match="rows are not in position order"):
+        check_request(wrong, manifest, "x")
+    check_request(wrong, random_manifest(geometry, row_order="source", ragged=True), "x")
