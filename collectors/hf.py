@@ -35,7 +35,7 @@ from .live import (
     input_ids,
     prompt_ids,
 )
-from .reduction import Reducer, checked_signals, confidence, cut
+from .reduction import Reducer, checked_signals, confidence, stack
 from .taps import EmbeddingTap, GateTap, HostCopy, class_names
 
 MASK_ID, EOS_ID = 156895, 156892
@@ -151,7 +151,9 @@ class HfCollector:
         embedding = self._embedding.take() if "embedding" in self.signals else None
         rows = slice(run.start, run.window)
         part = run.reducer(
-            cut(routing, rows), None if embedding is None else embedding[rows], run.block_length
+            stack(routing).rows(rows),
+            None if embedding is None else embedding[rows],
+            run.block_length,
         )
         run.after(logits[0, -run.block_length :], part)
 

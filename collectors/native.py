@@ -19,8 +19,8 @@ from oled_sim.model.generate import Generation, PassRecord, generate
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
 from oled_sim.trace.schema import TokenState
 
-from .reduction import Reducer, checked_signals, cut
-from .taps import EmbeddingTap, GateTap, HostCopy, Routing
+from .reduction import Reducer, Stacked, checked_signals, stack
+from .taps import EmbeddingTap, GateTap, HostCopy
 
 
 class NativeCollector:
@@ -95,7 +95,7 @@ class _Recording:
         scaling = config.routed_scaling_factor
         self._reducers = [Reducer(config.num_experts, scaling=scaling) for _ in requests]
         self._forward = -1
-        self._outputs: tuple[Routing, Tensor | None] | None = None
+        self._outputs: tuple[Stacked, Tensor | None] | None = None
         self._hooks = ExitStack()
 
     def __enter__(self) -> None:
@@ -111,12 +111,12 @@ class _Recording:
         if record.forward != self._forward:
             self._forward = record.forward
             embedding = self._embeddings.take() if self._embeddings else None
-            self._outputs = self._gates.routing(), embedding
+            self._outputs = stack(self._gates.routing()), embedding
         assert self._outputs is not None  # set by the first record of every forward pass
         routing, embedding = self._outputs
         rows = slice(record.first, record.last)
         part = self._reducers[record.row](
-            cut(routing, rows),
+            routing.rows(rows),
             None if embedding is None else embedding[rows],
             self._block_length,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,13 +36,35 @@ def checked_signals(signals: Collection[str]) -> frozenset[str]:
     return frozenset(signals)
 
 
-def cut(routing: Routing, rows: slice) -> Routing:
-    """Return the rows of a pass that belong to one request, or to its window."""
-    return Routing(
-        experts=[layer[rows] for layer in routing.experts],
-        weights=[layer[rows] for layer in routing.weights],
-        logits=routing.logits and [layer[rows] for layer in routing.logits],
-        inputs=routing.inputs and [layer[rows] for layer in routing.inputs],
+class Stacked(NamedTuple):
+    """The routing of a pass of N tokens, all L layers in one tensor each, on the device.
+
+    ``experts`` integer [L, N, k]; ``weights`` float [L, N, k]; ``logits`` float [L, N, E] or None;
+    ``inputs`` L tensors [N, H] or None (large, so they stay apart).
+    """
+
+    experts: Tensor
+    weights: Tensor
+    logits: Tensor | None
+    inputs: list[Tensor] | None
+
+    def rows(self, rows: slice) -> Stacked:
+        """Return the tokens that belong to one request, or to its window."""
+        return Stacked(
+            self.experts[:, rows],
+            self.weights[:, rows],
+            None if self.logits is None else self.logits[:, rows],
+            self.inputs and [layer[rows] for layer in self.inputs],
+        )
+
+
+def stack(routing: Routing) -> Stacked:
+    """Stack the layers of a pass: one launch a signal, whatever is cut out of it later."""
+    return Stacked(
+        torch.stack(routing.experts),
+        torch.stack(routing.weights),
+        None if routing.logits is None else torch.stack(routing.logits),
+        routing.inputs,
     )
 
 
@@ -61,7 +84,7 @@ class Reducer:
         self._history: deque[Tensor] = deque(maxlen=COSINE_GAPS)
 
     def __call__(
-        self, routing: Routing, embedding: Tensor | None = None, block: int | None = None
+        self, routing: Stacked, embedding: Tensor | None = None, block: int | None = None
     ) -> dict[str, Tensor]:
         """Reduce one pass of N tokens.
 
@@ -74,13 +97,13 @@ class Reducer:
             ``experts`` [L, N, k], ``gates`` fp16 [L, N, k]; where wanted, fp16 ``full_gate``
             [L, E], ``embedding`` [H], and fp32 ``cosines`` [L, 8].
         """
-        weights = torch.stack(routing.weights)
+        weights = routing.weights
         part = {
-            "experts": to_uint(torch.stack(routing.experts), self._experts),
+            "experts": to_uint(routing.experts, self._experts),
             "gates": (weights / self._scaling if self._scaling != 1.0 else weights).half(),
         }
         if routing.logits is not None:
-            part["full_gate"] = self._score(torch.stack(routing.logits).float()).mean(1).half()
+            part["full_gate"] = self._score(routing.logits.float()).mean(1).half()
         if embedding is not None:
             part["embedding"] = embedding.float().mean(0).half()
         if routing.inputs is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,11 +191,12 @@ class RequestBuilder:
                 f"experts has shape {ids.shape}, expected [{len(self.geometry.layers)}, T, k]"
             )
         layers, tokens, k = ids.shape
+        layer, counts, rows = _dense(layers, tokens)
         return _Routes(
-            layer=np.arange(layers, dtype=np.int16),
-            counts=np.full(layers, tokens),
-            rows=np.tile(np.arange(tokens, dtype=np.int32), layers),
-            experts=self._narrow(ids.reshape(-1, k), np.repeat(np.arange(layers), tokens)),
+            layer=layer,
+            counts=counts,
+            rows=rows,
+            experts=self._narrow(ids.reshape(-1, k), lambda: np.repeat(layer, counts)),
             gates=None if gates is None else np.array(gates, np.float16).reshape(-1, k),
         )
 
@@ -211,21 +213,24 @@ class RequestBuilder:
             layer=layer,
             counts=counts,
             rows=_concatenate([e.rows for e in events], (-1,)).astype(np.int32),
-            experts=self._narrow(ids, np.repeat(layer, counts)),
+            experts=self._narrow(ids, lambda: np.repeat(layer, counts)),
             gates=_concatenate(gated, (-1, k)).astype(np.float16) if gated else None,
         )
 
-    def _narrow(self, ids: NDArray[Any], layer: NDArray[Any]) -> NDArray[Any]:
-        """Return ids in their stored dtype; refuse what the cast would wrap around."""
+    def _narrow(self, ids: NDArray[Any], layer: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return a copy of ids in their stored dtype; refuse what the cast would wrap around."""
+        stored = expert_dtype(self.geometry.experts)
+        if ids.dtype == stored and self.geometry.experts > np.iinfo(stored).max:
+            return ids.copy()  # every value is an expert
         wrong = ((ids < 0) | (ids >= self.geometry.experts)).any(axis=1)
         if wrong.any():
             row = int(np.argmax(wrong))
-            model_layer = self.geometry.layers[layer[row]]
+            model_layer = self.geometry.layers[layer()[row]]
             self._refuse(
                 f"layer {model_layer}: experts {ids[row].tolist()} are not all within"
                 f" 0..{self.geometry.experts - 1} (padding rows must be dropped)"
             )
-        return ids.astype(expert_dtype(self.geometry.experts))
+        return ids.astype(stored)
 
     def _check_shapes(self, added: _Pass) -> None:
         sizes = {name: values.shape for name, values in added.tokens.items()}
@@ -263,6 +268,16 @@ class RequestBuilder:
 
     def _refuse(self, problem: str) -> None:
         raise TraceError(f"request {self.request}, iteration {self.passes}: {problem}")
+
+
+@lru_cache(maxsize=64)
+def _dense(layers: int, tokens: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return ``layer``, ``counts`` and ``rows`` of a pass in which every layer has every token."""
+    return (
+        np.arange(layers, dtype=np.int16),
+        np.full(layers, tokens),
+        np.tile(np.arange(tokens, dtype=np.int32), layers),
+    )
 
 
 def canonical(trace: RequestTrace) -> RequestTrace:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hf_standin import LLaDA20, LLaDA21
 
 import oled_sim
 from oled_sim.collection import PromptRequest
@@ -11,6 +10,7 @@ from oled_sim.collectors.native import NativeCollector
 from oled_sim.errors import TraceError, UsageError
 from oled_sim.model.decoding import DecodeSettings
 from oled_sim.testing.models import byte_model
+from oled_sim.testing.remote_code import LLaDA20, LLaDA21
 from oled_sim.trace import Kind, Manifest, Model, TokenState, TraceWriter, open_trace
 
 PROMPTS = [[10, 20, 30], list(range(40, 57)), [9] * 8]
@@ -120,7 +120,7 @@ def test_the_manifest_says_how_it_was_decoded(tmp_path, native):
     assert (manifest.model.name, manifest.model.layers) == ("tiny-2.1", (1, 2))
     assert manifest.stands_for == "llada2.0-flash" and manifest.prompts.source == "made up"
     assert manifest.runtime.name == "hf"
-    assert "hf_standin.LLaDA21" in manifest.notes
+    assert "remote_code.LLaDA21" in manifest.notes
     request = trace.read(1)
     assert (request.token_id[request.state == TokenState.PROMPT] == -1).all()
 
