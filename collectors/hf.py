@@ -16,14 +16,16 @@ from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from oled_sim.errors import TraceError, UsageError
 from oled_sim.recording import Recorder, Wishes
-from oled_sim.trace.background import BackgroundRequest
 from oled_sim.trace.manifest import Decode, Manifest
 
-from .canvas import Canvas, CanvasRules, Seen
+from .block_run import BlockRun, Check
+from .canvas import CanvasRules
 from .live import (
     Patch,
     arguments,
@@ -35,7 +37,7 @@ from .live import (
     input_ids,
     prompt_ids,
 )
-from .reduction import Reducer, checked_signals, confidence, stack
+from .reduction import Reducer, checked_signals, stack
 from .taps import EmbeddingTap, GateTap, HostCopy, class_names
 
 MASK_ID, EOS_ID = 156895, 156892
@@ -68,7 +70,7 @@ class HfCollector:
         self._embedding = EmbeddingTap(model.model.word_embeddings)
         expected = range(self.config.first_k_dense_replace, self.config.num_hidden_layers)
         check_layers(self._gates.layers, expected, "LLaDA2MoeGate")
-        self._run: _Run | None = None
+        self._run: BlockRun | None = None
         self._hooks = ExitStack()
 
     @staticmethod
@@ -103,30 +105,34 @@ class HfCollector:
 
     def _following(self, generate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def follow(*args: Any, **kwargs: Any) -> Tensor:
-            call = arguments(generate, args, kwargs)
-            with self._following_call(call) as run:
+            with self._call(arguments(generate, args, kwargs)) as run:
                 output = generate(*args, **kwargs)
-                run.finish(output)
+                run.finish(check=_same_as(HostCopy({"output": output[0].int()})))
             return output
 
         return follow
 
     @contextmanager
-    def _following_call(self, call: dict[str, Any]) -> Iterator[_Run]:
+    def _call(self, call: dict[str, Any]) -> Iterator[BlockRun]:
         prompt = prompt_ids(call["inputs"])
-        target = self._recorder.begin(self._manifest(call))
-        self._run = _Run(target, call, prompt, self._wishes.redact, self._new_reducer())
-        try:
-            yield self._run
-            self._recorder.finished()
-        except BaseException:
-            self._recorder.note("a generation that failed was left out")
-            raise
-        finally:
-            self._run = None
-
-    def _new_reducer(self) -> Reducer:
-        return Reducer(self.config.num_experts, scaling=self.config.routed_scaling_factor)
+        rules = CanvasRules(
+            prompt_tokens=len(prompt),
+            mask_id=_id_of(call, self.config, "mask", MASK_ID),
+            block_length=int(call["block_length"]),
+            redact=self._wishes.redact,
+        )
+        with self._recorder.one_request():
+            self._run = BlockRun(
+                self._recorder.begin(self._manifest(call)),
+                rules,
+                Reducer(self.config.num_experts, scaling=self.config.routed_scaling_factor),
+                limit=int(call["gen_length"]),
+                eos_id=_id_of(call, self.config, "eos", EOS_ID),
+            )
+            try:
+                yield self._run
+            finally:
+                self._run = None
 
     def _manifest(self, call: dict[str, Any]) -> Manifest:
         described = describe_model(self.model, self._gates.layers, self._wishes.name)
@@ -149,104 +155,32 @@ class HfCollector:
             routing.experts, run.window, self.config.num_experts_per_tok, self._gates.layers
         )
         embedding = self._embedding.take() if "embedding" in self.signals else None
-        rows = slice(run.start, run.window)
         part = run.reducer(
-            stack(routing).rows(rows),
-            None if embedding is None else embedding[rows],
+            stack(routing).rows(run.rows),
+            None if embedding is None else embedding[run.rows],
             run.block_length,
         )
-        run.after(logits[0, -run.block_length :], part)
+        run.after(logits[0], part)
 
 
-class _Run:
-    """One call of ``generate``: its passes on their way to the trace.
-
-    Attributes:
-        window: tokens of the pass at work. start: the first of them that counts.
-    """
-
-    def __init__(
-        self,
-        target: BackgroundRequest,
-        call: dict[str, Any],
-        prompt: Tensor,
-        redact: bool,
-        reducer: Reducer,
-    ) -> None:
-        self.block_length = int(call["block_length"])
-        self.reducer = reducer
-        self.window = self.start = 0
-        self._target = target
-        self._mask_id = _id_of(call, "mask_id", MASK_ID)
-        self._eos_id = _id_of(call, "eos_id", EOS_ID)
-        self._limit = int(call["gen_length"])
-        rules = CanvasRules(len(prompt), self._mask_id, self.block_length, redact)
-        self._prompt_tokens = len(prompt)
-        self._canvas: Canvas | None = None
-        self._rules = rules
-        self._held: Tensor | None = None
-        self._ids: Tensor | None = None
-        self._passes = 0
-
-    def before(self, ids: Tensor) -> None:
-        """Take the input of a pass, int [1, W]; the generator will write over it."""
-        if len(ids) != 1:
-            raise TraceError(f"a pass over {len(ids)} rows: LLaDA2's generate runs one request")
-        self.window = ids.shape[1]
-        self.start = 0 if self._passes == 0 else self.window - self.block_length
-        self._held = ids
-        self._ids = ids[0].clone()
-
-    def after(self, logits: Tensor, part: dict[str, Tensor]) -> None:
-        """Take what a pass returned: logits [L, V] of the block, and its reduced routing."""
-        ids = self._ids
-        if ids is None:
-            raise TraceError("lm_head ran before the model: its logits belong to no pass")
-        self._ids = None
-        self._passes += 1
-        part["confidence"] = confidence(logits, ids[-len(logits) :], self._mask_id)
-        part["ids"] = ids.int()
-        copies, start = HostCopy(part), self.start
-
-        def add(request: Any) -> None:
-            if self._canvas is None:
-                self._canvas = Canvas(request, self._rules)
-            arrays = copies.wait()
-            ids, sure = arrays.pop("ids"), arrays.pop("confidence")
-            self._canvas.add(Seen(ids, 0, start, sure, arrays))
-
-        self._target.put(add)
-
-    def finish(self, output: Tensor) -> None:
-        """Take what ``generate`` returned, and the canvas it left behind."""
-        if self._held is None:
-            raise TraceError("generate ran no pass through the model: nothing can be recorded")
-        copies = HostCopy({"ids": self._held[0].int(), "output": output[0].int()})
-        self._held = None
-
-        def finish(request: Any) -> None:
-            assert self._canvas is not None  # a pass came before
-            arrays = copies.wait()
-            self._canvas.show(arrays["ids"], 0)
-            self._canvas.finish()
-            tokens = self._canvas.generated(self._limit, self._eos_id)
-            if arrays["output"][-len(tokens) :].tolist() != tokens.tolist():
-                raise TraceError(
-                    "generate returned other tokens than its passes left in their input: it works"
-                    " on a copy, so acceptance cannot be followed"
-                )
-            request.finish(
-                prompt_tokens=self._prompt_tokens,
-                output_tokens=len(tokens),
-                finish_reason="eos" if self._eos_id in tokens else "length",
+def _same_as(output: HostCopy) -> Check:
+    def check(tokens: NDArray[np.int64]) -> None:
+        returned = output.wait()["output"]
+        if returned[-len(tokens) :].tolist() != tokens.tolist():
+            raise TraceError(
+                "generate returned other tokens than its passes left in their input: it works on"
+                " a copy, so acceptance cannot be followed"
             )
 
-        self._target.put(finish)
+    return check
 
 
-def _id_of(call: dict[str, Any], name: str, default: int) -> int:
-    value = call.get(name)
-    return default if value is None else int(value)
+def _id_of(call: dict[str, Any], config: Any, token: str, default: int) -> int:
+    """Return the id of a special token: of the call, else of the model, else as published."""
+    for value in (call.get(f"{token}_id"), getattr(config, f"{token}_token_id", None)):
+        if value is not None:
+            return int(value)
+    return default
 
 
 def _decode(call: dict[str, Any]) -> Decode:

@@ -105,9 +105,15 @@ class Recorder:
         self._begun += 1
         return self._background.begin(self._begun - 1)
 
-    def finished(self) -> None:
-        """Count a request that has been handed over whole; for collectors."""
-        self.requests += 1
+    @contextmanager
+    def one_request(self, count: int = 1) -> Iterator[None]:
+        """Count ``count`` requests if the block ends well; for collectors."""
+        try:
+            yield
+        except BaseException:
+            self.note("a generation that failed was left out")
+            raise
+        self.requests += count
 
     def _open(self, manifest: Manifest) -> None:
         self._writer = TraceWriter(self.path, manifest, overwrite=self._overwrite)

@@ -4,7 +4,14 @@ from importlib.util import find_spec
 
 import pytest
 
-NEED_TORCH = ["test_native_collector.py", "test_collect_command.py", "test_hf_collector.py"]
+NEED_TORCH = [
+    "test_native_collector.py",
+    "test_collect_command.py",
+    "test_hf_collector.py",
+    "test_qwen3_moe_collector.py",
+    "test_dinfer_collector.py",
+    "test_sglang_dump.py",
+]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH
 
 
