@@ -31,6 +31,7 @@ class BlockRun:
         rules: of the request.
         reducer: of the request.
         limit: most tokens to count as generated. eos_id: ends them.
+        note: called with a sentence about passes that were left out.
 
     Attributes:
         window: tokens of the pass at work.
@@ -45,6 +46,7 @@ class BlockRun:
         *,
         limit: int,
         eos_id: int | None,
+        note: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.reducer = reducer
         self.passes = 0
@@ -53,6 +55,7 @@ class BlockRun:
         self._target = target
         self._rules = rules
         self._limit, self._eos_id = limit, eos_id
+        self._note = note
         self._canvas: Canvas | None = None
         self._held: Tensor | None = None
         self._ids: Tensor | None = None
@@ -63,10 +66,11 @@ class BlockRun:
         """Tokens per block."""
         return self._rules.block_length
 
-    def before(self, ids: Tensor, first: Tensor | int = 0) -> None:
+    def before(self, ids: Tensor, first: Tensor | int = 0, *, cached: bool = False) -> None:
         """Take the input of a pass: int [1, W], and the position of its first token.
 
-        It is copied: decoders write what they accept into the same tensor.
+        The input is copied: decoders write what they accept into the same tensor. ``cached``:
+        what precedes the pass is in a KV cache, so every row counts.
 
         Raises:
             TraceError: several rows.
@@ -74,7 +78,7 @@ class BlockRun:
         if len(ids) != 1:
             raise TraceError(f"a pass over {len(ids)} rows: this decoder is recorded one at a time")
         self.window = ids.shape[1]
-        redundant = self.window - self._rules.block_length if self.passes else 0
+        redundant = 0 if cached or not self.passes else self.window - self._rules.block_length
         self.rows = slice(max(0, redundant), self.window)
         self._held, self._first = ids, first
         self._ids = ids[0].clone()
@@ -136,6 +140,8 @@ class BlockRun:
             at = int(arrays["first"]) if isinstance(first, Tensor) else first
             self._canvas.show(arrays["ids"], at)
             self._canvas.finish()
+            if self._canvas.dropped:
+                self._note("passes that an unrolled loop ran after the last mask were left out")
             tokens = self._canvas.generated(self._limit, self._eos_id)
             if check is not None:
                 check(tokens)

@@ -56,12 +56,15 @@ class CanvasRules:
         mask_id: token of a masked position.
         block_length: tokens per block, counted from position 0.
         redact: write -1 for prompt tokens.
+        unrolled: the decoder runs passes ahead of knowing whether masks are left; of several in
+            sequence over the same positions without a mask only the first, the commit, counts.
     """
 
     prompt_tokens: int
     mask_id: int
     block_length: int
     redact: bool = False
+    unrolled: bool = False
 
 
 class Canvas:
@@ -69,6 +72,9 @@ class Canvas:
 
     Passes before the first one with a mask in it are prefill; so is the first pass of all. A later
     pass without masks that edits nothing is a commit.
+
+    Attributes:
+        dropped: passes that an unrolled loop ran in excess.
     """
 
     def __init__(self, target: Target, rules: CanvasRules) -> None:
@@ -76,6 +82,7 @@ class Canvas:
         self._target = target
         self._tokens = np.full(0, UNKNOWN, np.int64)
         self._waiting: Seen | None = None
+        self.dropped = 0
         self._passes = 0
         self._denoised = False
 
@@ -91,6 +98,9 @@ class Canvas:
             TraceError: a position that held a token is masked again, which no known rule does.
         """
         self.show(seen.ids, seen.first)
+        if self._in_excess(seen):
+            self.dropped += 1
+            return
         self._settle()
         self._waiting = seen
 
@@ -114,8 +124,15 @@ class Canvas:
 
         Returns:
             int64 [positions], UNKNOWN where no pass came by.
+
+        Raises:
+            TraceError: no pass held a mask.
         """
         self._settle()
+        if not self._denoised:
+            raise TraceError(
+                f"no pass holds the mask token {self.rules.mask_id}: is it that of another model?"
+            )
         return self._tokens
 
     def generated(self, limit: int, eos_id: int | None) -> NDArray[np.int64]:
@@ -124,6 +141,15 @@ class Canvas:
         tokens = self._tokens[start : start + limit]
         stops = np.flatnonzero(tokens == (UNKNOWN if eos_id is None else eos_id))
         return tokens[: stops[0] + 1] if len(stops) else tokens
+
+    def _in_excess(self, seen: Seen) -> bool:
+        """Whether a pass repeats the commit that waits."""
+        commit = self._waiting
+        if not self.rules.unrolled or commit is None or not self._denoised:
+            return False
+        if self.rules.mask_id in seen.ids:
+            return False
+        return commit.first == seen.first and np.array_equal(commit.ids, seen.ids)
 
     def _settle(self) -> None:
         if self._waiting is None:

@@ -27,7 +27,6 @@ from oled_sim.trace.manifest import Decode, Manifest
 from .block_run import BlockRun, Check
 from .canvas import CanvasRules
 from .live import (
-    Patch,
     arguments,
     check_geometry,
     check_layers,
@@ -38,7 +37,7 @@ from .live import (
     prompt_ids,
 )
 from .reduction import Reducer, checked_signals, stack
-from .taps import EmbeddingTap, GateTap, HostCopy, class_names
+from .taps import EmbeddingTap, GateTap, HostCopy, Patch, class_names
 
 MASK_ID, EOS_ID = 156895, 156892
 """Of the published checkpoints, where neither the call nor the configuration says another."""

@@ -18,24 +18,6 @@ SIGNALS = ("ids", "gates", "confidence", "token_state")
 """Signals that a collector of live models always records."""
 
 
-class Patch:
-    """Puts a function in the place of an attribute of an object; a context manager."""
-
-    def __init__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-        self._owner, self._name, self._replacement = owner, name, replacement
-
-    def __enter__(self) -> None:
-        own = vars(self._owner)
-        self._had, self._before = self._name in own, own.get(self._name)
-        setattr(self._owner, self._name, self._replacement)
-
-    def __exit__(self, *_: object) -> None:
-        if self._had:
-            setattr(self._owner, self._name, self._before)
-        else:
-            delattr(self._owner, self._name)
-
-
 def arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a call by name, defaults filled in."""
     call = inspect.signature(function).bind(*args, **kwargs)

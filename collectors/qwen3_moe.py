@@ -25,7 +25,6 @@ from .block_run import BlockRun
 from .canvas import CanvasRules
 from .causal import CausalRow, CausalRun, decode_settings, eos_ids_of
 from .live import (
-    Patch,
     arguments,
     check_geometry,
     check_layers,
@@ -37,7 +36,7 @@ from .live import (
     text_config,
 )
 from .reduction import Reducer, checked_signals, stack
-from .taps import Call, EmbeddingTap, Routing, Site, Tap, class_names, find_sites, flat
+from .taps import Call, EmbeddingTap, Patch, Routing, Site, Tap, class_names, find_sites, flat
 
 BLOCKS = ("Qwen3MoeSparseMoeBlock", "SDARMoeSparseMoeBlock", "RND1SparseMoeBlock")
 """Classes of the sparse blocks; each has a ``gate``."""
@@ -232,7 +231,7 @@ class Qwen3MoeCollector:
             logits=[_logits(call, gate) for call, (_, gate) in zip(calls, self._sites, strict=True)]
             if "full_gate" in wanted
             else None,
-            inputs=[flat(call.given) for call in calls] if "cosines" in wanted else None,
+            inputs=[flat(call.given[0]) for call in calls] if "cosines" in wanted else None,
         )
 
 
@@ -248,7 +247,7 @@ def _choose(returned: Any, top_k: int) -> tuple[Tensor, Tensor]:
 def _logits(call: Call, gate: nn.Module) -> Tensor:
     """Return a gate's logits [N, E]; some releases return probabilities in their place."""
     if isinstance(call.returned, tuple):
-        return functional.linear(flat(call.given), gate.get_parameter("weight"))
+        return functional.linear(flat(call.given[0]), gate.get_parameter("weight"))
     return call.returned
 
 

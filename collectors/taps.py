@@ -8,8 +8,10 @@ per signal leaves for pinned host memory; whoever writes the trace waits for it,
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,35 +67,18 @@ class Routing(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of a watched module: its first argument and what it returned."""
+    """One call of a watched module or function: its positional arguments, what it returned."""
 
-    given: Tensor
+    given: tuple[Any, ...]
     returned: Any
 
 
-class Tap:
-    """Forward hooks on the gates of a model.
+class _Calls:
+    """Calls of one pass, one by every watched place, ascending by layer."""
 
-    Use as a context manager: hooks are removed on exit, also when an exception leaves the block.
-    """
-
-    def __init__(self, sites: list[Site]) -> None:
-        self.layers = tuple(site.layer for site in sites)
-        self._modules = [site.module for site in sites]
-        self._handles: list[Any] = []
-        self._seen: list[tuple[nn.Module, Call]] = []
-
-    def __enter__(self) -> Tap:
-        self._handles = [module.register_forward_hook(self._keep) for module in self._modules]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._seen = [], []
-
-    def _keep(self, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
-        self._seen.append((module, Call(args[0], output)))
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._seen: list[tuple[int, Call]] = []
 
     def forget(self) -> None:
         """Drop what was seen since the last call of :meth:`take`."""
@@ -108,15 +93,101 @@ class Tap:
                 then be empty or lack layers.
         """
         seen, self._seen = self._seen, []
-        if len(seen) != len(self._modules):
+        if len(seen) != len(self.layers):
             raise TraceError(
-                f"a pass called {len(seen)} of {len(self._modules)} gates: the model bypasses them"
+                f"a pass called {len(seen)} of {len(self.layers)} gates: the model bypasses them"
                 " (CUDA graph or fused routing), so nothing can be recorded; turn that off"
             )
-        for module, (called, _), layer in zip(self._modules, seen, self.layers, strict=True):
-            if module is not called:
+        for place, (called, _) in enumerate(seen):
+            if place != called:
+                layer = self.layers[called]
                 raise TraceError(f"a pass called the gate of layer {layer} out of order, or twice")
         return [call for _, call in seen]
+
+
+class Tap(_Calls):
+    """Forward hooks on the gates of a model.
+
+    Use as a context manager: hooks are removed on exit, also when an exception leaves the block.
+    """
+
+    def __init__(self, sites: list[Site]) -> None:
+        super().__init__([site.layer for site in sites])
+        self._modules = [site.module for site in sites]
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._handles = [
+            module.register_forward_hook(partial(self._keep, place))
+            for place, module in enumerate(self._modules)
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._seen = [], []
+
+    def _keep(self, place: int, _module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._seen.append((place, Call(args, output)))
+
+
+class FunctionTap(_Calls):
+    """Wrappers around routing functions that runtimes keep as attributes; a context manager.
+
+    Args:
+        places: of each layer, its index and the attributes (owner, name) that may hold the
+            function. Those that are there are wrapped; one that calls another counts once.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, Sequence[tuple[Any, str]]]]) -> None:
+        super().__init__([layer for layer, _ in places])
+        self._places = [attributes for _, attributes in places]
+        self._patches = ExitStack()
+        self._inside = False
+
+    def __enter__(self) -> Self:
+        for place, attributes in enumerate(self._places):
+            for owner, name in attributes:
+                function = getattr(owner, name, None)
+                if callable(function):
+                    self._patches.enter_context(Patch(owner, name, self._wrap(place, function)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+        self._seen = []
+
+    def _wrap(self, place: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            outermost, self._inside = not self._inside, True
+            try:
+                returned = function(*args, **kwargs)
+            finally:
+                self._inside = not outermost
+            if outermost:
+                self._seen.append((place, Call((*args, *kwargs.values()), returned)))
+            return returned
+
+        return wrapper
+
+
+class Patch:
+    """Puts a function in the place of an attribute of an object; a context manager."""
+
+    def __init__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        self._owner, self._name, self._replacement = owner, name, replacement
+
+    def __enter__(self) -> None:
+        own = vars(self._owner)
+        self._had, self._before = self._name in own, own.get(self._name)
+        setattr(self._owner, self._name, self._replacement)
+
+    def __exit__(self, *_: object) -> None:
+        if self._had:
+            setattr(self._owner, self._name, self._before)
+        else:
+            delattr(self._owner, self._name)
 
 
 class GateTap(Tap):
@@ -152,7 +223,7 @@ class GateTap(Tap):
             experts=[call.returned[0] for call in calls],
             weights=[call.returned[1] for call in calls],
             logits=[call.returned[2] for call in calls] if self._logits else None,
-            inputs=[flat(call.given) for call in calls] if self._inputs else None,
+            inputs=[flat(call.given[0]) for call in calls] if self._inputs else None,
         )
 
 
