@@ -165,6 +165,7 @@ class RecordedPace:
 
     def _start(self, layer: int, expert: int) -> None:
         work, state = self._work, self._state
+        self._land_late()  # as it has, if another starts behind it
         row = first_in_queue(work, state.queue) if work[QUEUED] > 0 else -1
         if row < 0 or work[KIND + H2D] != IDLE:
             raise self._unfit(f"starts a prefetch of expert {expert} that nobody waits for")
@@ -201,12 +202,17 @@ class RecordedPace:
         """Do the accounts of an event: demand and a late prefetch have come, staging is empty."""
         work = self._work
         demand = self._state.lanes.demand[: work[DEMANDS]]
-        kept = int(demand[:, DEMAND_KEPT].sum())
+        self._land_late()
         work[COPIED_BYTES] += len(demand) * work[EXPERT_BYTES]
-        if work[KIND + H2D] == LATE:
-            work[KIND + H2D], work[JOB_EXPERT + H2D] = IDLE, -1
-            work[USED] -= 1
-            kept += int(work[LATE_KEPT])
+        kept = int(demand[:, DEMAND_KEPT].sum())
         work[FREE_BYTES] += work[FREED_BY_HITS] - kept * work[EXPERT_BYTES]
         work[FREED_BY_HITS] = 0
         work[PHASE] = LEAVING
+
+    def _land_late(self) -> None:
+        """Let the prefetch arrive, if there is one, that the event waits for."""
+        work = self._work
+        if work[KIND + H2D] == LATE:
+            work[KIND + H2D], work[JOB_EXPERT + H2D] = IDLE, -1
+            work[USED] -= 1
+            work[FREE_BYTES] -= work[LATE_KEPT] * work[EXPERT_BYTES]

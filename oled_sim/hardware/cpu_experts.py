@@ -29,7 +29,7 @@ from oled_sim.hardware.rows import EventRows
 if TYPE_CHECKING:
     from oled_sim.hardware.host_experts import HostExperts
 
-LOOKS = 5_000
+LOOKS = 50_000
 """How often a worker looks for its next job before it ends, about a microsecond each."""
 WARM_UP_TOKENS = 4
 """Rows of an expert up to which matrix products are tried in advance."""
