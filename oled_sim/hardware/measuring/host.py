@@ -9,6 +9,7 @@ something has ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import GroupRecord, Simulation
-from oled_sim.engine.state import CPU, PASS_COUNTS, T_BUSY, T_END, T_START
+from oled_sim.engine.state import CPU, H2D, PASS_COUNTS, T_BUSY, T_END, T_START
 from oled_sim.geometry import CostGeometry, RoutingGeometry
 from oled_sim.hardware.backbone import Backbone
 from oled_sim.hardware.clock import Clock
@@ -33,86 +34,28 @@ from oled_sim.hardware.live import LivePace
 from oled_sim.hardware.machine import Machine
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.timing import spread
+from oled_sim.hardware.measuring.trials import (
+    CONTEXT,
+    JOB,
+    RENEWED,
+    STAGING,
+    TOKENS,
+    WARM_UP,
+    Trial,
+    policy_of,
+    request_of,
+    slots_of,
+)
 from oled_sim.hardware.replay import load_residents, no_garbage_collection
 from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
-from oled_sim.policy import Event, Lane, Policy, Prefetch, Setting
-from oled_sim.trace.builder import RequestBuilder
-from oled_sim.trace.schema import Kind, RequestTrace, TokenState
+from oled_sim.policy import Lane
 
 SHARE = 0.5
 """Of the GPU's free memory, what the experts of the trial's layers may take."""
-TOKENS = 16
-CONTEXT = 512
-STAGING = 16
-RENEWED = 24
-"""Experts that a layer of the trial of copies waits for."""
-JOB = 12
-"""Experts of a job of the CPU lane."""
-QUEUED = 8
-"""Prefetches that a gate of the trial of prefetches asks for: more than can come until the next."""
-WARM_UP = 4
-"""Passes that are run first and not counted."""
-
-
-class SendMisses(Policy):
-    """Computes residents where they are and sends all misses down one lane.
-
-    Args:
-        lane: where misses go.
-        residents: bool [L, E], what is there at first; what the CPU computes never comes.
-    """
-
-    def __init__(self, lane: Lane, residents: NDArray[np.bool_]) -> None:
-        self._lane, self._residents = lane, residents
-
-    def place(self, setting: Setting) -> NDArray[np.bool_]:
-        """Return the initial residents."""
-        return self._residents
-
-    def dispatch(self, event: Event) -> NDArray[np.int64]:
-        """Return the lane of each activated expert."""
-        return np.where(event.resident[event.experts], int(Lane.GPU), int(self._lane))
-
-
-class PrefetchAlways(SendMisses):
-    """Keeps the copy engine busy with experts of other layers, and lets none of them in."""
-
-    replaces_queue = True
-
-    def prefetch(self, event: Event) -> list[Prefetch]:
-        """Return experts of the next layer that are not there, in a turn that moves on."""
-        layer = (event.layer + 1) % len(self._residents)
-        absent = np.flatnonzero(~self._residents[layer])
-        first = QUEUED * event.pass_index
-        return [
-            Prefetch(layer, int(absent[(first + i) % len(absent)]), -float(i))
-            for i in range(min(QUEUED, len(absent)))
-        ]
-
-    def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
-        """Return values by which residents stay."""
-        return self._residents[layer].astype(np.float64)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One made-up run.
-
-    Attributes:
-        lane: where misses go.
-        missing: activated experts of each layer that are not there at first.
-        renewed: experts of each layer that change from pass to pass.
-        events: how many to run at least, after the warm-up.
-        prefetches: whether the copy engine is kept busy with prefetches.
-    """
-
-    lane: Lane
-    missing: int
-    renewed: int
-    events: int
-    prefetches: bool = False
+ROUNDS = 2
+"""How often the trials run, one after the other."""
 
 
 class Folded:
@@ -153,9 +96,14 @@ def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
     costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
     machine = _machine(rig, depth(rig, quick=quick))
     few, many = (12, 16) if quick else (120, 240)
-    hits = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, 0, many))
-    copies = _gaps(rig, machine, costs, Trial(Lane.TRANSFER, 0, RENEWED, few))
-    jobs = _gaps(rig, machine, costs, Trial(Lane.CPU, JOB, 0, few))
+    trials = (
+        Trial(Lane.TRANSFER, 0, 0, many),
+        Trial(Lane.TRANSFER, 0, RENEWED, few),
+        Trial(Lane.CPU, JOB, 0, few),
+    )
+    rounds = 1 if quick else ROUNDS
+    found = [[_gaps(rig, machine, costs, trial) for trial in trials] for _ in range(rounds)]
+    hits, copies, jobs = (_pooled(of_trial) for of_trial in zip(*found, strict=True))
     per_prefetch = _prefetch_gaps(machine, costs, rig.cost, many)
     machine.copies.close()
     per_event = hits.events.mean()
@@ -173,7 +121,7 @@ def depth(rig: Rig, *, quick: bool) -> int:
     if quick or not rig.place.cuda:
         return min(2, rig.cost.moe_layers)
     free, _ = torch.cuda.mem_get_info(rig.place.device)
-    layer_bytes = _cache(rig.cost.experts) * expert_elements(rig.cost) * rig.place.item_bytes
+    layer_bytes = slots_of(rig.cost.experts) * expert_elements(rig.cost) * rig.place.item_bytes
     return max(1, min(rig.cost.moe_layers, int(SHARE * free / layer_bytes)))
 
 
@@ -183,6 +131,14 @@ class Gaps:
 
     passes: NDArray[np.float64]
     events: NDArray[np.float64]
+
+
+def _pooled(found: Sequence[Gaps]) -> Gaps:
+    """Return the gaps of all rounds of a trial."""
+    return Gaps(
+        np.concatenate([gaps.passes for gaps in found]),
+        np.concatenate([gaps.events for gaps in found]),
+    )
 
 
 def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
@@ -199,6 +155,9 @@ def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     if trial.lane == Lane.CPU:  # what the workers themselves took longer than the table is not ours
         table = predicted.course.times[:, T_BUSY + CPU] - costs.cpu_link_us(TOKENS)
         gaps -= np.array(machine.cpu.computed_us) - table  # type: ignore[attr-defined]
+    elif trial.renewed:  # nor what the copies themselves did
+        copying = [r.course.times[:, T_BUSY + H2D] for r in (predicted, measured)]
+        gaps -= np.nan_to_num(copying[1] - copying[0])
     return Gaps((outside[1] - outside[0])[WARM_UP:], gaps[WARM_UP * layers :])
 
 
@@ -231,20 +190,20 @@ def _routing(cost: CostGeometry, layers: int) -> RoutingGeometry:
 def _run(
     machine: Machine, costs: LaneCosts, geometry: RoutingGeometry, trial: Trial, *, live: bool
 ) -> GroupRecord:
-    rules, cache = Rules(staging=STAGING), _cache(geometry.experts)
-    kind = PrefetchAlways if trial.prefetches else SendMisses
-    policy = kind(trial.lane, _residents(geometry, trial))
-    simulation = Simulation(policy, geometry, costs, Budget(cache=cache), rules)
+    rules, cache = Rules(staging=STAGING), slots_of(geometry.experts)
+    simulation = Simulation(policy_of(geometry, trial), geometry, costs, Budget(cache=cache), rules)
     machine.cpu.computed_us.clear()  # type: ignore[attr-defined]
+    pace = None
     if live:
         layers = len(geometry.layers)
         slots = SlotMap(layers, geometry.experts, layers * cache + STAGING)
         load_residents(machine, slots, simulation.state.pools.resident)
-        simulation.pace = pace = LivePace(machine, slots)
+        pace = LivePace(machine, slots)
+        simulation.pace = pace
     with no_garbage_collection():
-        batch = make_batch([_request(geometry, trial)], geometry, costs)
+        batch = make_batch([request_of(geometry, trial)], geometry, costs)
         record = simulation.run_group(Group("counted", (0,)), batch)
-    if live:
+    if pace is not None:
         pace.leave()
     return record
 
@@ -254,7 +213,7 @@ def _machine(rig: Rig, layers: int) -> Machine:
     place, clock = rig.place, Clock(rig.place.device)
     backbone = Backbone(place, rig.cost, layers, TOKENS, CONTEXT + 2 * TOKENS, SEED)
     experts: Any = Repeated(rig, layers)
-    slab = Slab(place, rig.cost, layers * _cache(rig.cost.experts) + STAGING)
+    slab = Slab(place, rig.cost, layers * slots_of(rig.cost.experts) + STAGING)
     machine = Machine(
         place=place,
         clock=clock,
@@ -268,68 +227,6 @@ def _machine(rig: Rig, layers: int) -> Machine:
     )
     machine.get_ready([CONTEXT])
     return machine
-
-
-def _active(experts: int) -> int:
-    """Return how many experts of a layer the passes activate: as many as decode passes do."""
-    return max(8, experts * 7 // 32)
-
-
-def _cache(experts: int) -> int:
-    """Return slots per layer that hold what a pass activates and a little more."""
-    return min(experts, 5 * _active(experts) // 4)
-
-
-def _active_of(geometry: RoutingGeometry) -> int:
-    return max(geometry.top_k, _active(geometry.experts))
-
-
-def _orders(geometry: RoutingGeometry) -> list[NDArray[np.int64]]:
-    """Return an order of the experts for each layer; the first ones are activated."""
-    rng = np.random.default_rng(SEED)
-    return [rng.permutation(geometry.experts) for _ in geometry.layers]
-
-
-def _residents(geometry: RoutingGeometry, trial: Trial) -> NDArray[np.bool_]:
-    """Return what is there at first, bool [L, E]: the activated but those that are missing."""
-    found = np.zeros((len(geometry.layers), geometry.experts), np.bool_)
-    there = max(0, _active_of(geometry) - trial.missing)
-    for row, order in zip(found, _orders(geometry), strict=True):
-        row[order[:there]] = True
-    return found
-
-
-def _request(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
-    """Return denoising passes whose tokens spread evenly over a set of experts that moves on."""
-    rng = np.random.default_rng(SEED)
-    builder = RequestBuilder(geometry, 0)
-    active = _active_of(geometry)
-    sets = _orders(geometry)
-    nothing = np.zeros(TOKENS, np.bool_)
-    for _ in range(-(-trial.events // len(sets)) + WARM_UP):
-        routes = [_spread(rng, ids[:active], geometry.top_k) for ids in sets]
-        builder.add_pass(
-            kind=Kind.DENOISE,
-            block=CONTEXT // TOKENS,
-            context=CONTEXT,
-            token_id=np.zeros(TOKENS, np.int32),
-            position=np.arange(CONTEXT, CONTEXT + TOKENS),
-            state=np.full(TOKENS, TokenState.MASKED),
-            confidence=np.full(TOKENS, 0.5),
-            accepted=nothing,
-            edited=nothing,
-            experts=np.stack(routes),
-            gates=np.full((len(sets), TOKENS, geometry.top_k), 1.0 / geometry.top_k),
-        )
-        renewed = min(trial.renewed, geometry.experts - active)
-        sets = [np.roll(ids, -renewed) for ids in sets]
-    return builder.build()
-
-
-def _spread(rng: np.random.Generator, ids: NDArray[np.int64], top_k: int) -> NDArray[np.int64]:
-    """Return routes [T, k] that use each expert of a set about as often, none twice a token."""
-    order = np.tile(rng.permutation(ids), -(-TOKENS * top_k // len(ids)))
-    return order[: TOKENS * top_k].reshape(TOKENS, top_k)
 
 
 def _quantiles(samples: NDArray[np.float64]) -> Quantiles:

@@ -75,9 +75,14 @@ def measure_links(sweep: Sweep, rig: Rig) -> None:
     clock, sizes = sweep.clock, _fitting(rig)
     landing = torch.zeros(sizes[-1], dtype=torch.uint8, pin_memory=clock.cuda)
     up = Copies(clock, Ring(rig.slab.weights), Ring(landing))
-    sweep.curve("h2d", sizes, expert_copies(rig, clock).times)
+    measure_h2d(sweep, rig)
     sweep.curve("h2d_pageable", sizes, _pageable(clock, rig, sizes[-1]))
     sweep.curve("d2h", sizes, up.times)
+
+
+def measure_h2d(sweep: Sweep, rig: Rig) -> None:
+    """Pinned host to GPU by size."""
+    sweep.curve("h2d", _fitting(rig), expert_copies(rig, sweep.clock).times)
 
 
 def _fitting(rig: Rig) -> list[int]:

@@ -22,7 +22,7 @@ from oled_sim.hardware.measuring.experts import (
 from oled_sim.hardware.measuring.host import measure_host
 from oled_sim.hardware.measuring.interference import measure_interference
 from oled_sim.hardware.measuring.layers import measure_layers
-from oled_sim.hardware.measuring.links import measure_links
+from oled_sim.hardware.measuring.links import measure_h2d, measure_links
 from oled_sim.hardware.measuring.rig import Rig, built
 from oled_sim.hardware.measuring.sweep import Progress, Sweep
 from oled_sim.hardware.measuring.timing import Clock, spread
@@ -124,10 +124,12 @@ def _measure_all(sweep: Sweep, rig: Rig, plan: Plan) -> Interference:
     measure_layers(sweep, rig, plan.block)
     cache_bytes = SMALL_CACHE_BYTES if small else CACHE_BYTES
     measure_batches(sweep, rig, cache_bytes, 0 if small else L2_MULTIPLE_BYTES)
+    measure_cpu_experts(sweep, rig)
     measure_gpu_experts(sweep, rig)
     measure_cpu_link(sweep, rig)
     interference = measure_interference(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
-    measure_cpu_experts(sweep, rig)
+    measure_cpu_experts(sweep, rig)  # again: neighbours take a shared machine's memory by turns
+    measure_h2d(sweep, rig)
     return interference
 
 

@@ -23,16 +23,20 @@ Progress = Callable[[str, int, int], None]
 class Sweep:
     """The tables of one profile by name; they fill up as they are measured.
 
+    A table that is measured again pools the samples of both times: what disturbs a machine for
+    seconds then meets one of them.
+
     Attributes:
         clock: how points are timed.
         on_progress: called after every point.
-        seconds: how long each step took.
+        seconds: how long each step took, all times together.
     """
 
     clock: Clock
     on_progress: Progress = lambda *_: None
     tables: dict[str, Curve | Grid] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    _samples: dict[str, dict[Key, list[float]]] = field(default_factory=dict)
 
     def curve(self, name: str, points: Sequence[int], time_at: TimeAt) -> None:
         """Measure a table of one count; ``time_at(point)`` returns samples in µs."""
@@ -46,7 +50,7 @@ class Sweep:
 
     def visit(self, name: str, keys: Sequence[Key], time_at: TimeAt) -> dict[Key, list[float]]:
         """Visit all points in several rounds, and pool the samples of each."""
-        samples: dict[Key, list[float]] = {key: [] for key in keys}
+        samples = self._samples.setdefault(name, {key: [] for key in keys})
         rounds = self.clock.rounds
         with self.step(name):
             for i, key in enumerate([*keys] * rounds):
@@ -90,6 +94,7 @@ class Sweep:
         """Note how long a step takes, and free the GPU's memory after it."""
         start = time.perf_counter()
         yield
-        self.seconds[name] = round(time.perf_counter() - start, 2)
+        taken = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.seconds[name] = round(taken, 2)
         if self.clock.cuda:
             torch.cuda.empty_cache()
