@@ -6,7 +6,7 @@ the result. So a pass is put away until one shows what became of its positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +23,8 @@ UNKNOWN = -1
 class Target(Protocol):
     """Takes the passes of one request; an ``OpenRequest`` or a ``RequestBuilder``."""
 
-    def add_pass(self, **values: Any) -> None:
+    @property
+    def add_pass(self) -> Callable[..., None]:
         """Add one pass; see :meth:`oled_sim.trace.builder.RequestBuilder.add_pass`."""
         ...
 
