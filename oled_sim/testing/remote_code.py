@@ -139,9 +139,9 @@ class LLaDA21(LLaDA2MoeModelLM):
         mask_id: int | None = None,
     ) -> Tensor:
         """Return generated ids [1, n] up to the first end of sequence."""
-        mask_id = self.config.mask_token_id if mask_id is None else mask_id
-        eos_id = self.config.eos_token_id if eos_id is None else eos_id
-        x = self._canvas(inputs, gen_length, block_length, mask_id)
+        mask = int(self.config.mask_token_id if mask_id is None else mask_id)
+        eos = int(self.config.eos_token_id if eos_id is None else eos_id)
+        x = self._canvas(inputs, gen_length, block_length, mask)
         prompt = inputs.shape[1]
         for end in range((prompt // block_length + 1) * block_length, x.shape[1] + 1, block_length):
             window = x[:, :end]
@@ -149,20 +149,20 @@ class LLaDA21(LLaDA2MoeModelLM):
             post_steps = 0
             while True:
                 held = window[0, -block_length:].clone()
-                masked = held == mask_id
+                masked = held == mask
                 post_steps += not masked.any()
                 if post_steps > max_post_steps:
                     break
-                token, sure = self._predict(window, block_length, mask_id)
+                token, sure = self._predict(window, block_length, mask)
                 accepted = _accept(masked, sure, threshold, num_to_transfer)
                 edited = generated & ~masked & (token != held) & (sure > editing_threshold)
                 chosen = accepted | edited
                 window[0, -block_length:][chosen] = token[chosen]
                 if not (masked.any() or edited.any()):
                     break
-            if (window[0, prompt:] == eos_id).any():
+            if (window[0, prompt:] == eos).any():
                 break
-        return _answer(x, prompt, gen_length, eos_id)
+        return _answer(x, prompt, gen_length, eos)
 
 
 def _accept(masked: Tensor, sure: Tensor, threshold: float, at_least: int) -> Tensor:
