@@ -2,12 +2,15 @@
 
 What becomes what is described in docs/importing.md. The file is read three times: to learn where
 each of its requests ends, to check every row, and to write; memory holds the requests that are
-open at the same time.
+open at the same time. The first read looks for ids alone, without parsing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,13 @@ from .recorded import Recorded
 from .recording_options import EXPERTS, MODEL, PROMPT_TOKENS
 from .route_jsonl_passes import Passes, recorded_log
 from .route_jsonl_rows import LogRows, RouteLog
+from .text_blocks import LineReader
 from .two_reads import Facts, Target, import_recorded
 
-Key = tuple[int, Hashable]
-"""The engine's run, and the log's id of a request."""
+Key = tuple[int, int]
+"""The engine's run, and the index of the log's own id of a request."""
+
+_REQUEST = re.compile(rb'"req_id"\s*:\s*("(?:[^"\\]|\\.)*"|-?[0-9]+)')
 
 
 @takes(
@@ -89,7 +95,11 @@ def import_route_jsonl(
 
 
 class _Log:
-    """A log and where each of its requests ends."""
+    """A log and where each of its requests ends.
+
+    ``ends``: by id, the last block of text that names it. A request ends there, or with the run of
+    the engine, or at the end of the file.
+    """
 
     def __init__(
         self, path: Path, prompt_tokens: int | None, on_progress: Callable[[float], None]
@@ -98,10 +108,12 @@ class _Log:
         self.prompt_tokens = prompt_tokens
         self.rows = RouteLog(path)
         self.passes = Passes(prompt_tokens)
-        self.last_line: dict[Key, int] = {}
-        for run, rows in self.rows.rows(on_progress):
-            for key, part in _by_request(run, rows):
-                self.last_line[key] = int(part.line[-1])
+        self.ends: dict[Any, int] = {}
+        with LineReader(path) as reader:
+            for block in reader.blocks():
+                for text in set(_REQUEST.findall(block.data)):
+                    self.ends[_id(text)] = block.first_line + block.data.count(b"\n") - 1
+                on_progress(reader.fraction)
 
     def read(self, on_progress: Callable[[float], None], cleaning: Cleaning) -> Iterator[Recorded]:
         """Yield the requests in the order in which they end; only open ones are in memory."""
@@ -111,12 +123,21 @@ class _Log:
         for run, rows in self.rows.rows(on_progress):
             for key, part in _by_request(run, rows):
                 held.setdefault(key, []).append(part)
-            last = int(rows.line[-1])
-            over = [key for key in held if self.last_line[key] <= last]
-            for key in sorted(over, key=self.last_line.__getitem__):
-                for recorded in self._requests(number, held.pop(key), cleaning):
+            for parts in self._over(held, run, int(rows.line[-1])):
+                for recorded in self._requests(number, parts, cleaning):
                     yield recorded
                     number += 1
+        for parts in self._over(held, -1, 0):
+            for recorded in self._requests(number, parts, cleaning):
+                yield recorded
+                number += 1
+
+    def _over(self, held: dict[Key, list[LogRows]], run: int, line: int) -> Iterator[list[LogRows]]:
+        """Take out what no line after this one of this run can belong to, as it ended."""
+        end = {index: self.ends.get(name, math.inf) for name, index in self.rows.ids.items()}
+        over = [key for key in held if key[0] != run or end[key[1]] <= line]
+        for key in sorted(over, key=lambda key: int(held[key][-1].line[-1])):
+            yield held.pop(key)
 
     def _requests(
         self, number: int, parts: list[LogRows], cleaning: Cleaning
@@ -147,10 +168,18 @@ class _Log:
 
 def _by_request(run: int, rows: LogRows) -> Iterator[tuple[Key, LogRows]]:
     """Yield the rows of each id, in their order."""
-    first: dict[Any, int] = {}
-    code = np.array([first.setdefault(r, len(first)) for r in rows.request.tolist()])
-    for request, number in first.items():
-        yield (run, request), rows if len(first) == 1 else rows.take(code == number)
+    found, first = np.unique(rows.request, return_index=True)
+    for request in found[np.argsort(first)].tolist():
+        mine = rows if len(found) == 1 else rows.take(rows.request == request)
+        yield (run, request), mine
+
+
+def _id(text: bytes) -> Any:
+    """Return the id that a piece of JSON spells; itself if it is none, which parsing refuses."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _line(line: int, layer: int) -> str:

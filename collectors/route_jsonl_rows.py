@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pjson
 from numpy.typing import NDArray
 
@@ -28,9 +29,9 @@ ROUTE, META = "route", "meta"
 class LogRows(NamedTuple):
     """n routes in the order of the file.
 
-    ``request``: object [n], the log's own id, None where it has none. ``token``, ``layer``: int64
-    [n]. ``line``: int64 [n]. ``experts``: int32 [n, k]. ``gates``: float32 [n, k], NaN where the
-    line has no weights.
+    ``request``: int64 [n], index of the log's own id. ``token``, ``layer``: int64 [n]. ``line``:
+    int64 [n]. ``experts``: int32 [n, k]. ``gates``: float32 [n, k], NaN where the line has no
+    weights.
     """
 
     request: NDArray[Any]
@@ -52,6 +53,7 @@ class RouteLog:
         meta: what the file's first ``meta`` line says.
         top_k: experts per token, from there or from the first route; 0 before.
         others: lines of other types so far, which are ignored.
+        ids: index by the log's own id of a request, in the order of the file.
     """
 
     def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
@@ -60,6 +62,7 @@ class RouteLog:
         self.meta: dict[str, Any] = {}
         self.top_k = 0
         self.others = 0
+        self.ids: dict[Any, int] = {}
         self._schema = _schema(self._first_id())
 
     def rows(self, on_progress: Any = lambda _: None) -> Iterator[tuple[int, LogRows]]:
@@ -73,17 +76,19 @@ class RouteLog:
         with LineReader(self.path, self.block_bytes) as reader:
             for block in reader.blocks():
                 table = self._parse(block)
-                kinds = self._kinds(table)
-                for start, stop in _between(np.flatnonzero(kinds == META), len(kinds)):
-                    if start and kinds[start - 1] == META:
+                meta, route = _kinds(table)
+                for start, stop in _between(np.flatnonzero(meta), len(meta)):
+                    if start and meta[start - 1]:
                         self._read_meta(block, start - 1)
                         run += seen
                         seen = False
-                    wanted = start + np.flatnonzero(kinds[start:stop] == ROUTE)
+                    wanted = start + np.flatnonzero(route[start:stop])
                     if len(wanted):
                         seen = True
-                        yield run, self._checked(table.take(wanted), block.first_line + wanted)
-                self.others += int(np.count_nonzero((kinds != ROUTE) & (kinds != META)))
+                        part = table.slice(start, stop - start)
+                        part = part if len(wanted) == stop - start else table.take(wanted)
+                        yield run, self._checked(part, block.first_line + wanted)
+                self.others += int(np.count_nonzero(~(meta | route)))
                 on_progress(reader.fraction)
 
     def _first_id(self) -> Any:
@@ -113,13 +118,6 @@ class RouteLog:
             self._blame(block, "it is not one JSON object a line")
         return table.combine_chunks()
 
-    def _kinds(self, table: pa.Table) -> NDArray[Any]:
-        """Return the type of each line; routes need not say theirs."""
-        kinds = table["type"].to_numpy().astype(object)
-        untyped = np.asarray(table["type"].is_null())
-        kinds[untyped & ~np.asarray(table["topk_ids"].is_null())] = ROUTE
-        return kinds
-
     def _read_meta(self, block: Block, row: int) -> None:
         found = json.loads(block.data.split(b"\n", row + 1)[row])
         self.meta = self.meta or found
@@ -141,13 +139,19 @@ class RouteLog:
         wrong = (experts < -1) | (experts >= 1 << 16)
         self._refuse_if(wrong.any(axis=1), line, "an id of topk_ids is not within 0..65535")
         return LogRows(
-            request=table["req_id"].to_numpy().astype(object),
+            request=self._request(table["req_id"].combine_chunks()),
             token=token,
             layer=layer,
             line=line,
             experts=experts.astype(np.int32),
             gates=self._gates(table["topk_weights"], line),
         )
+
+    def _request(self, column: Any) -> NDArray[np.int64]:
+        """Return the index of every id; lines without one share another index."""
+        codes = column.dictionary_encode(null_encoding="encode")
+        known = [self.ids.setdefault(i, len(self.ids)) for i in codes.dictionary.to_pylist()]
+        return np.array(known, np.int64)[np.asarray(codes.indices)]
 
     def _gates(self, column: pa.ChunkedArray, line: NDArray[np.int64]) -> NDArray[np.float32]:
         known = ~np.asarray(column.is_null())
@@ -162,7 +166,7 @@ class RouteLog:
     ) -> NDArray[Any]:
         """Return a column of lists as [n, k]."""
         lists = column.combine_chunks()
-        lengths = np.diff(np.asarray(lists.offsets))
+        lengths = np.asarray(lists.value_lengths())
         self.top_k = self.top_k or int(lengths[0])
         wrong = lengths != self.top_k
         if wrong.any():
@@ -201,6 +205,14 @@ def _schema(request: Any) -> pa.Schema:
             ("topk_weights", pa.list_(pa.float64())),
         ]
     )
+
+
+def _kinds(table: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which lines are ``meta`` and which are routes, which need not say so."""
+    kind = table["type"]
+    meta, route = (np.asarray(pc.fill_null(pc.equal(kind, name), False)) for name in (META, ROUTE))
+    bare = np.asarray(pc.and_(pc.is_null(kind), pc.is_valid(table["topk_ids"])))
+    return meta, route | bare
 
 
 def _between(metas: NDArray[np.int64], rows: int) -> Iterator[tuple[int, int]]:

@@ -198,10 +198,12 @@ def test_rows_do_not_depend_on_where_blocks_end(tmp_path_factory, seed, block_by
         for layer in (0, 2)
     ]
     path = write(tmp_path_factory.mktemp("log"), records)
-    rows = [part for _, part in RouteLog(path, block_bytes).rows()]
+    log = RouteLog(path, block_bytes)
+    rows = [part for _, part in log.rows()]
     wanted = records[1:]
     assert np.concatenate([r.experts for r in rows]).tolist() == [r["topk_ids"] for r in wanted]
-    assert np.concatenate([r.request for r in rows]).tolist() == [r["req_id"] for r in wanted]
+    codes = np.concatenate([r.request for r in rows]).tolist()
+    assert codes == [log.ids[r["req_id"]] for r in wanted]
     assert np.concatenate([r.line for r in rows]).tolist() == list(range(2, 2 + len(wanted)))
 
 
