@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pjson
 from numpy.typing import NDArray
 
@@ -209,10 +208,14 @@ def _schema(request: Any) -> pa.Schema:
 
 def _kinds(table: pa.Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which lines are ``meta`` and which are routes, which need not say so."""
-    kind = table["type"]
-    meta, route = (np.asarray(pc.fill_null(pc.equal(kind, name), False)) for name in (META, ROUTE))
-    bare = np.asarray(pc.and_(pc.is_null(kind), pc.is_valid(table["topk_ids"])))
-    return meta, route | bare
+    codes = table["type"].combine_chunks().dictionary_encode(null_encoding="encode")
+    names, index = codes.dictionary.to_pylist(), np.asarray(codes.indices)
+
+    def lines_of(kind: str | None) -> NDArray[np.bool_]:
+        return np.isin(index, [code for code, name in enumerate(names) if name == kind])
+
+    bare = lines_of(None) & np.asarray(table["topk_ids"].is_valid())
+    return lines_of(META), lines_of(ROUTE) | bare
 
 
 def _between(metas: NDArray[np.int64], rows: int) -> Iterator[tuple[int, int]]:
