@@ -261,7 +261,7 @@ def _requests(arrays: Arrays, path: Path) -> dict[int, str]:
     if not prefixes:
         raise TraceError(
             f"{path} holds no array {GENERATED!r} or {PROMPT!r}, alone or as REQUEST/{GENERATED}:"
-            f" it holds {', '.join(arrays) or 'none'}"
+            f" it holds {_few(list(arrays))}"
         )
     numbers = [prefix.removesuffix("/").rpartition("/")[2] for prefix in prefixes]
     if all(n.isascii() and n.isdigit() for n in numbers) and len(set(map(int, numbers))) == len(
@@ -269,6 +269,12 @@ def _requests(arrays: Arrays, path: Path) -> dict[int, str]:
     ):
         return dict(sorted(zip(map(int, numbers), prefixes, strict=True)))
     return dict(enumerate(prefixes))
+
+
+def _few(names: list[str]) -> str:
+    """Return some names for a sentence."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more if names else "none"
 
 
 def _join(parts: list[NDArray[Any]], path: Path, prefix: str) -> NDArray[Any]:
