@@ -179,16 +179,6 @@ def build_request(
     kind = about["kind"][start] if "kind" in about else _kinds(recorded, start)
     tokens = _tokens(recorded, about, np.repeat(kind, np.diff(token_offset)))
     passes = _passes(recorded, about, kind, token_offset, block_length)
-    layer = np.searchsorted(np.asarray(layers), recorded.layer)
-    owner = np.searchsorted(token_offset, recorded.token, "right") - 1
-    key = owner * len(layers) + layer
-    order = None if (np.diff(key) >= 0).all() else np.argsort(key, kind="stable")
-    ids = recorded.experts.astype(expert_dtype(experts), copy=False)
-    row_token = recorded.token.astype(np.int32)
-    if order is not None:
-        key, ids, row_token = key[order], ids[order], row_token[order]
-        gates = None if gates is None else gates[order]
-    event = np.flatnonzero(np.diff(key, prepend=-1))
     return RequestTrace(
         request=recorded.number,
         kind=kind,
@@ -196,13 +186,35 @@ def build_request(
         token_offset=token_offset,
         **passes,
         **tokens,
-        event_pass=(key[event] // len(layers)).astype(np.int32),
-        event_layer=(key[event] % len(layers)).astype(np.int16),
-        event_offset=np.append(event, len(key)),
-        experts=ids,
-        gates=gates,
-        row_token=row_token,
+        **_events(recorded, layers, expert_dtype(experts), gates, token_offset),
     )
+
+
+def _events(
+    recorded: Recorded,
+    layers: Sequence[int],
+    dtype: np.dtype[Any],
+    gates: NDArray[np.float16] | None,
+    token_offset: NDArray[np.int64],
+) -> dict[str, Any]:
+    """Return the events, by pass and layer, and their rows in the order of the source."""
+    owner = np.searchsorted(token_offset, recorded.token, "right") - 1
+    key = owner * len(layers) + np.searchsorted(np.asarray(layers), recorded.layer)
+    ids = recorded.experts.astype(dtype, copy=False)
+    row_token = recorded.token.astype(np.int32)
+    if (np.diff(key) < 0).any():
+        order = np.argsort(key, kind="stable")
+        key, ids, row_token = key[order], ids[order], row_token[order]
+        gates = None if gates is None else gates[order]
+    event = np.flatnonzero(np.diff(key, prepend=-1))
+    return {
+        "event_pass": (key[event] // len(layers)).astype(np.int32),
+        "event_layer": (key[event] % len(layers)).astype(np.int16),
+        "event_offset": np.append(event, len(key)),
+        "experts": ids,
+        "gates": gates,
+        "row_token": row_token,
+    }
 
 
 def _kinds(recorded: Recorded, start: NDArray[np.int64]) -> NDArray[np.uint8]:

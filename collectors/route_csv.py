@@ -19,10 +19,12 @@ from oled_sim.importing import AS_BLOCKS
 from oled_sim.plugin_options import takes
 from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, Runtime, package_versions
 from oled_sim.trace.reblock import reblock, reblocked_manifest
-from oled_sim.trace.schema import Kind, RequestTrace, TokenState
+from oled_sim.trace.schema import Kind, RequestTrace
 from oled_sim.trace.validate import check_request
 from oled_sim.trace.writer import TraceWriter
 
+from .recorded import AUTOREGRESSIVE_PREFILL, Recorded
+from .recorded import build_request as build_recorded
 from .route_csv_header import Header, read_header
 from .route_csv_rows import DECODE, PREFILL, TOKEN_KEY, RouteCsv, Tokens
 from .text_blocks import LineReader, parse_columns
@@ -80,49 +82,24 @@ def build_request(turn: Tokens, layers: Sequence[int], *, gates: bool = True) ->
         layers: the trace's layers, by the model's own index.
         gates: whether the weights are known.
     """
-    rows = _in_event_order(turn)
-    # Tokens of the request are the distinct (phase, step); each decoded one is a pass.
-    tokens, row_token = np.unique(
-        (rows.phase.astype(np.int64) << 32) | rows.step, return_inverse=True
-    )
-    decoded, position = tokens >> 32 == DECODE, (tokens & 0xFFFFFFFF).astype(np.int32)
-    start = np.flatnonzero(decoded | (np.arange(len(tokens)) == 0))
-    token_offset = np.append(start, len(tokens))
-    kind = np.where(decoded[start], Kind.DENOISE, Kind.PREFILL).astype(np.uint8)
-    row_pass = np.searchsorted(token_offset, row_token, "right") - 1
-    new = (np.diff(row_pass, prepend=-1) != 0) | (np.diff(rows.layer, prepend=-1) != 0)
-    event = np.flatnonzero(new)
-    return RequestTrace(
-        request=int(turn.turn[0]),
-        kind=kind,
-        block=position[token_offset[1:] - 1] + (kind == Kind.PREFILL).astype(np.int32),
-        context=position[start],
-        accepted_count=decoded[start].astype(np.int32),
-        time_us=np.full(len(start), np.nan),
-        token_offset=token_offset,
+    # A token of the request is a (phase, step), each decoded one a pass. A long prompt may come in
+    # chunks, each through all layers; its prefill is still one pass.
+    tokens, index = np.unique((turn.phase.astype(np.int64) << 32) | turn.step, return_inverse=True)
+    position = tokens & 0xFFFFFFFF
+    recorded = Recorded(
+        number=int(turn.turn[0]),
+        step=np.where(tokens >> 32 == DECODE, position, AUTOREGRESSIVE_PREFILL),
         position=position,
-        token_id=np.full(len(tokens), -1, np.int32),
-        state=np.where(decoded, TokenState.MASKED, TokenState.PROMPT).astype(np.uint8),
-        confidence=np.full(len(tokens), np.nan, np.float32),
-        accepted=decoded,
-        edited=np.zeros(len(tokens), np.bool_),
-        event_pass=row_pass[event].astype(np.int32),
-        event_layer=np.searchsorted(layers, rows.layer[event]).astype(np.int16),
-        event_offset=np.append(event, len(row_pass)),
-        experts=rows.experts,
-        gates=rows.gates if gates else None,
-        row_token=row_token.astype(np.int32),
+        token=index,
+        layer=turn.layer,
+        experts=turn.experts,
+        gates=None,
+        place=turn.line,
+        source=Path(),
+        where=lambda line, layer: f"line {line}",
     )
-
-
-def _in_event_order(turn: Tokens) -> Tokens:
-    """Return the tokens with those of one event side by side, in file order within it.
-
-    A long prompt may come in chunks, each through all layers; its prefill is still one pass.
-    """
-    last = np.iinfo(np.int32).max
-    layer = np.where(turn.phase == PREFILL, turn.layer, last)
-    return turn.take(np.argsort(layer, kind="stable"))
+    experts = np.iinfo(turn.experts.dtype).max + 1
+    return build_recorded(recorded, layers, experts, turn.gates if gates else None, 1)
 
 
 def read_residency(source: Path) -> dict[Lookup, bool]:

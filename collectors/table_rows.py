@@ -119,48 +119,47 @@ def recorded_rows(
             return None
     else:
         k = len(table.roles["expert"])
-    first = slice(None, None, k if table.long else 1)
-    position, layer = (columns[table.roles[r][0]][first] for r in ("token", "layer"))
-    line = columns["line"][first]
     experts = _side_by_side(columns, table.roles["expert"], k)
+    gated = "gate" in table.roles
+    gates = _side_by_side(columns, table.roles["gate"], k) if gated else None
     real = ~(experts == PADDING).all(axis=1)
-    for name, values in (("token", position), ("layer", layer)):
-        wrong = (values < 0) & real
-        if wrong.any():
-            refuse(int(line[np.argmax(wrong)]), f"the {name} is negative")
-    gates = None
-    if "gate" in table.roles:
-        gates = _side_by_side(columns, table.roles["gate"], k)
-    if not real.any():
-        cleaning.padding += len(real)
-        return None
     cleaning.padding += int(np.count_nonzero(~real))
+    if not real.any():
+        return None
     kept: Any = slice(None) if real.all() else real  # a mask would copy
+    first = slice(None, None, k if table.long else 1)
     told = {
-        role: columns[table.roles[role][0]][first] for role in TOKEN_DTYPES if role in table.roles
+        role: columns[table.roles[role][0]][first][kept]
+        for role in ("token", "layer", *TOKEN_DTYPES)
+        if role in table.roles
     }
-    _check_flags(told, line, refuse)
+    line = columns["line"][first][kept]
+    _check_ranges(told, line, refuse)
     return TableRows(
         step=columns["iteration"][first][kept],
-        position=position[kept],
-        layer=layer[kept],
-        line=line[kept],
+        position=told.pop("token"),
+        layer=told.pop("layer"),
+        line=line,
         experts=experts[kept],
         gates=None if gates is None else gates[kept],
-        about={role: values[kept] for role, values in told.items()},
+        about=told,
         refuse=refuse,
     )
 
 
-def _check_flags(told: Columns, line: NDArray[np.int64], refuse: Refuse) -> None:
+def _check_ranges(told: Columns, line: NDArray[np.int64], refuse: Refuse) -> None:
     """Refuse what a narrow dtype would turn into something else."""
+    for name in ("token", "layer"):
+        wrong = told[name] < 0
+        if wrong.any():
+            refuse(int(line[np.argmax(wrong)]), f"the {name} is negative")
     highest = {"kind": 2, "state": 2, "accepted": 1, "edited": 1}
     for name, high in highest.items():
-        if name in told:
-            wrong = (told[name] < 0) | (told[name] > high)
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                refuse(int(line[row]), f"{name} is {told[name][row]}, not within 0..{high}")
+        values = told.get(name, np.zeros(1, np.int32))
+        wrong = (values < 0) | (values > high)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            refuse(int(line[row]), f"{name} is {values[row]}, not within 0..{high}")
 
 
 def _side_by_side(columns: Columns, names: tuple[str, ...], k: int) -> NDArray[Any]:
