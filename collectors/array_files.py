@@ -8,7 +8,11 @@ needs nothing but numpy, so that importing does without the ``torch`` extra.
 from __future__ import annotations
 
 import json
+import lzma
+import tokenize
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,11 @@ _SAFETENSORS_DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
     "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
+_DAMAGE = (
+    ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+    # numpy evaluates a header as Python; zipfile says so of encryption and unknown compression.
+    SyntaxError, tokenize.TokenError, RecursionError, NotImplementedError, RuntimeError,
+)  # fmt: skip
 _LONGEST_HEADER_BYTES = 100 << 20
 
 Arrays = Mapping[str, Callable[[], NDArray[Any]]]
@@ -48,13 +57,14 @@ def _guarded(path: Path, read: Callable[[], Any]) -> Any:
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise TraceError(f"{path} cannot be read: {reason}") from None
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, SyntaxError) as error:
+    except _DAMAGE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise TraceError(f"{path} is damaged or no {path.suffix} file: {reason}") from None
 
 
 def _npy(path: Path) -> Arrays:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    with warnings.catch_warnings(action="ignore"):  # of headers that numpy takes for Python 2's
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     return {"routed_experts": lambda: array}
 
 

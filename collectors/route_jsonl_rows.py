@@ -103,6 +103,7 @@ class RouteLog:
         return ""
 
     def _parse(self, block: Block) -> pa.Table:
+        self._check_text(block)
         try:
             table = pjson.read_json(
                 pa.BufferReader(block.data),
@@ -116,6 +117,15 @@ class RouteLog:
         if table.num_rows != block.data.count(b"\n"):
             self._blame(block, "it is not one JSON object a line")
         return table.combine_chunks()
+
+    def _check_text(self, block: Block) -> None:
+        if block.data.isascii():
+            return
+        try:
+            block.data.decode()
+        except UnicodeDecodeError as error:
+            line = block.first_line + block.data[: error.start].count(b"\n")
+            self._refuse(line, "it is no UTF-8 text")
 
     def _read_meta(self, block: Block, row: int) -> None:
         found = json.loads(block.data.split(b"\n", row + 1)[row])

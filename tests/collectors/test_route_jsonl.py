@@ -251,6 +251,15 @@ def test_malformed_lines_are_refused_in_a_sentence(tmp_path, name):
     assert not (tmp_path / "trace").exists()
 
 
+def test_other_encodings_are_refused(tmp_path):
+    path = write(tmp_path, [META, *SEQUENCE])
+    path.write_bytes(path.read_bytes().replace(b"maker", "Maßwerk".encode()))
+    import_route_jsonl(path, tmp_path / "trace", experts=8)
+    path.write_bytes(path.read_bytes().replace(b'"r1"', b'"r\xff"', 1))
+    with pytest.raises(TraceError, match="line 2: it is no UTF-8 text"):
+        import_route_jsonl(path, tmp_path / "other", experts=8)
+
+
 def test_ids_of_two_types_are_refused(tmp_path):
     path = write(tmp_path, [META, *SEQUENCE[:4], route(1, 2, (2, 3), request=7)])
     with pytest.raises(TraceError, match="line 6: req_id is 7, expected text"):

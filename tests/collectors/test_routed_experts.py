@@ -230,6 +230,13 @@ def test_damaged_files_are_refused(tmp_path, name, damage):
     assert not (tmp_path / "trace").exists()
 
 
+def test_a_header_that_is_no_python_is_refused(tmp_path):
+    path = save(tmp_path / "routed.npy", ids(6))
+    path.write_bytes(path.read_bytes().replace(b"}", b"["))
+    with pytest.raises(TraceError, match=r"routed\.npy is damaged or no \.npy file"):
+        import_routed_experts(path, tmp_path / "trace")
+
+
 def test_other_suffixes_are_refused(tmp_path):
     (tmp_path / "routed.pt").write_bytes(b"")
     with pytest.raises(TraceError, match=r"is none of \.npy, \.npz, \.safetensors"):
