@@ -122,7 +122,8 @@ class _Log:
         number = 0
         for run, rows in self.rows.rows(on_progress):
             for key, part in _by_request(run, rows):
-                held.setdefault(key, []).append(part)
+                # Its key says all of `request`.
+                held.setdefault(key, []).append(part._replace(request=part.request[:0]))
             for parts in self._over(held, run, int(rows.line[-1])):
                 for recorded in self._requests(number, parts, cleaning):
                     yield recorded
@@ -142,7 +143,7 @@ class _Log:
     def _requests(
         self, number: int, parts: list[LogRows], cleaning: Cleaning
     ) -> Iterator[Recorded]:
-        rows = LogRows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+        rows = _join(parts)
         gates = None if np.isnan(rows.gates).all() else rows.gates
         recorded = recorded_log(
             number, rows.token, rows.layer, rows.experts, gates, rows.line, self.path, _line
@@ -172,6 +173,17 @@ def _by_request(run: int, rows: LogRows) -> Iterator[tuple[Key, LogRows]]:
     for request in found[np.argsort(first)].tolist():
         mine = rows if len(found) == 1 else rows.take(rows.request == request)
         yield (run, request), mine
+
+
+def _join(parts: list[LogRows]) -> LogRows:
+    """Return rows that follow each other as one, and let go of the parts, column by column."""
+    columns = [list(column) for column in zip(*parts, strict=True)]
+    parts.clear()
+    joined = []
+    for column in columns:
+        joined.append(np.concatenate(column))
+        column.clear()
+    return LogRows._make(joined)
 
 
 def _id(text: bytes) -> Any:

@@ -94,8 +94,8 @@ def log_passes(token: NDArray[Any], layer: NDArray[Any]) -> NDArray[np.int64]:
 
 def recorded_log(
     number: int,
-    token: NDArray[np.int64],
-    layer: NDArray[np.int64],
+    token: NDArray[np.int32],
+    layer: NDArray[np.int32],
     experts: NDArray[Any],
     gates: NDArray[Any] | None,
     line: NDArray[np.int64],
@@ -111,7 +111,7 @@ def recorded_log(
         step=keys // wide,
         position=keys % wide,
         token=index,
-        layer=layer.astype(np.int32),
+        layer=layer,
         experts=experts,
         gates=gates,
         place=line,

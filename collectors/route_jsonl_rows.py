@@ -28,14 +28,14 @@ ROUTE, META = "route", "meta"
 class LogRows(NamedTuple):
     """n routes in the order of the file.
 
-    ``request``: int64 [n], index of the log's own id. ``token``, ``layer``: int64 [n]. ``line``:
+    ``request``: int64 [n], index of the log's own id. ``token``, ``layer``: int32 [n]. ``line``:
     int64 [n]. ``experts``: int32 [n, k]. ``gates``: float32 [n, k], NaN where the line has no
     weights.
     """
 
     request: NDArray[Any]
-    token: NDArray[np.int64]
-    layer: NDArray[np.int64]
+    token: NDArray[np.int32]
+    layer: NDArray[np.int32]
     line: NDArray[np.int64]
     experts: NDArray[np.int32]
     gates: NDArray[np.float32]
@@ -149,8 +149,8 @@ class RouteLog:
         self._refuse_if(wrong.any(axis=1), line, "an id of topk_ids is not within 0..65535")
         return LogRows(
             request=self._request(table["req_id"].combine_chunks()),
-            token=token,
-            layer=layer,
+            token=token.astype(np.int32),
+            layer=layer.astype(np.int32),
             line=line,
             experts=experts.astype(np.int32),
             gates=self._gates(table["topk_weights"], line),
