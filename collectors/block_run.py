@@ -17,7 +17,7 @@ from .reduction import Reducer, confidence
 from .taps import HostCopy
 
 Check = Callable[[NDArray[np.int64]], None]
-"""Given the generated tokens, raises if they are not what the caller knows them to be."""
+"""Given all generated tokens, raises if they are not what the caller knows them to be."""
 
 
 class BlockRun:
@@ -121,7 +121,7 @@ class BlockRun:
         Args:
             output: int [S], all tokens from position 0 on, if the caller knows them. Else the
                 tensor that the last pass was given shows what it wrote.
-            check: called with the generated tokens.
+            check: called with all generated tokens, those after an end of sequence too.
 
         Raises:
             TraceError: no pass ran.
@@ -142,9 +142,9 @@ class BlockRun:
             self._canvas.finish()
             if self._canvas.dropped:
                 self._note("passes that an unrolled loop ran after the last mask were left out")
-            tokens = self._canvas.generated(self._limit, self._eos_id)
             if check is not None:
-                check(tokens)
+                check(self._canvas.generated(self._limit, None))
+            tokens = self._canvas.generated(self._limit, self._eos_id)
             request.finish(
                 prompt_tokens=self._rules.prompt_tokens,
                 output_tokens=len(tokens),

@@ -104,9 +104,11 @@ class HfCollector:
 
     def _following(self, generate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def follow(*args: Any, **kwargs: Any) -> Tensor:
-            with self._call(arguments(generate, args, kwargs)) as run:
+            call = arguments(generate, args, kwargs)
+            with self._call(call) as run:
                 output = generate(*args, **kwargs)
-                run.finish(check=_same_as(HostCopy({"output": output[0].int()})))
+                eos_id = _id_of(call, self.config, "eos", EOS_ID)
+                run.finish(check=_check(output, eos_id, self._recorder.note))
             return output
 
         return follow
@@ -162,13 +164,27 @@ class HfCollector:
         run.after(logits[0], part)
 
 
-def _same_as(output: HostCopy) -> Check:
+def _check(output: Tensor, eos_id: int, note: Callable[[str], None]) -> Check:
+    """Return a check that ``generate`` returned what its passes left in their input.
+
+    2.0 cuts at the first end of sequence, and returns the prompt too where it stops early; 2.1
+    without ``eos_early_stop`` goes on to the end and cuts nothing.
+    """
+    returned = HostCopy({"output": output[0].int()})
+
     def check(tokens: NDArray[np.int64]) -> None:
-        returned = output.wait()["output"]
-        if returned[-len(tokens) :].tolist() != tokens.tolist():
+        found, left = returned.wait()["output"].tolist(), tokens.tolist()
+        first = left.index(eos_id) + 1 if eos_id in left else len(left)
+        whole = found == left[: len(found)]
+        if not whole and found[-first:] != left[:first]:
             raise TraceError(
                 "generate returned other tokens than its passes left in their input: it works on"
                 " a copy, so acceptance cannot be followed"
+            )
+        if whole and first < len(found):
+            note(
+                "generation went on after an end of sequence (eos_early_stop is off): those passes"
+                " are in the trace, their tokens are not counted"
             )
 
     return check

@@ -138,7 +138,7 @@ class LLaDA21(LLaDA2MoeModelLM):
         eos_id: int | None = None,
         mask_id: int | None = None,
     ) -> Tensor:
-        """Return generated ids [1, n] up to the first end of sequence."""
+        """Return generated ids [1, n]; cut at an end of sequence only with ``eos_early_stop``."""
         mask = int(self.config.mask_token_id if mask_id is None else mask_id)
         eos = int(self.config.eos_token_id if eos_id is None else eos_id)
         x = self._canvas(inputs, gen_length, block_length, mask)
@@ -160,9 +160,10 @@ class LLaDA21(LLaDA2MoeModelLM):
                 window[0, -block_length:][chosen] = token[chosen]
                 if not (masked.any() or edited.any()):
                     break
-            if (window[0, prompt:] == eos).any():
+            text = window[0, prompt:]
+            if eos_early_stop and (text != mask).all() and (text == eos).any():
                 break
-        return _answer(x, prompt, gen_length, eos)
+        return _answer(x, prompt, gen_length, eos if eos_early_stop else None)
 
 
 def _accept(masked: Tensor, sure: Tensor, threshold: float, at_least: int) -> Tensor:
@@ -176,7 +177,8 @@ def _accept(masked: Tensor, sure: Tensor, threshold: float, at_least: int) -> Te
     return chosen
 
 
-def _answer(x: Tensor, prompt: int, gen_length: int, eos_id: int) -> Tensor:
-    stops = (x[0, prompt : prompt + gen_length] == eos_id).nonzero()
+def _answer(x: Tensor, prompt: int, gen_length: int, eos_id: int | None) -> Tensor:
+    """Return what follows the prompt, up to the first ``eos_id`` if one is given."""
+    stops = (x[0, prompt : prompt + gen_length] == eos_id).nonzero() if eos_id is not None else ()
     length = int(stops[0]) + 1 if len(stops) else gen_length
     return x[:, prompt : prompt + length]

@@ -16,7 +16,10 @@ from oled_sim.trace import Kind, Manifest, Model, TokenState, TraceWriter, open_
 PROMPTS = [[10, 20, 30], list(range(40, 57)), [9] * 8]
 RULES = {
     "2.0": (LLaDA20, {"steps": 4, "threshold": 0.02}),
-    "2.1": (LLaDA21, {"threshold": 0.02, "editing_threshold": 0.1, "max_post_steps": 3}),
+    "2.1": (
+        LLaDA21,
+        {"threshold": 0.02, "editing_threshold": 0.1, "max_post_steps": 3, "eos_early_stop": True},
+    ),
 }
 SIGNALS = ("full_gate", "embedding", "cosines")
 
@@ -47,7 +50,7 @@ def record_native(path, model, rule):
         top_k=config.num_experts_per_tok,
     )  # fmt: skip
     signals = (*NativeCollector.SIGNALS, *SIGNALS)
-    given = RULES[rule][1]
+    given = {k: v for k, v in RULES[rule][1].items() if k != "eos_early_stop"}
     decode = DecodeSettings(
         rule=rule, block_length=8, max_new_tokens=16, prefix_cache=False, **given
     )
@@ -135,6 +138,21 @@ def test_early_stop_ends_a_request_inside_its_block(tmp_path, native):
     entry = open_trace(tmp_path / "t").manifest.entry(0)
     assert (entry.output_tokens, entry.finish_reason) == (1, "eos")
     assert out[0, -1] == eos
+
+
+def test_generation_beyond_an_end_of_sequence_is_said(tmp_path, native):
+    model = LLaDA21(native)
+    eos = generate(model, "2.1")[0][0][3]
+    with oled_sim.record(model, tmp_path / "t") as recorder:
+        out = model.generate(
+            torch.tensor([PROMPTS[0]]), **settings("2.1", eos_id=eos, eos_early_stop=False)
+        )
+    assert out.shape[1] == 16 and eos in out[0, :8]
+    (note,) = recorder.notes
+    assert note.startswith("generation went on after an end of sequence")
+    entry = open_trace(tmp_path / "t").manifest.entry(0)
+    assert entry.output_tokens == out[0].tolist().index(eos) + 1
+    assert entry.finish_reason == "eos"
 
 
 def hooks_of(model):
