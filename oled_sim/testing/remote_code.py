@@ -179,6 +179,7 @@ def _accept(masked: Tensor, sure: Tensor, threshold: float, at_least: int) -> Te
 
 def _answer(x: Tensor, prompt: int, gen_length: int, eos_id: int | None) -> Tensor:
     """Return what follows the prompt, up to the first ``eos_id`` if one is given."""
-    stops = (x[0, prompt : prompt + gen_length] == eos_id).nonzero() if eos_id is not None else ()
-    length = int(stops[0]) + 1 if len(stops) else gen_length
-    return x[:, prompt : prompt + length]
+    text = x[:, prompt : prompt + gen_length]
+    if eos_id is None or eos_id not in text:
+        return text
+    return text[:, : int((text[0] == eos_id).nonzero()[0]) + 1]
