@@ -114,8 +114,10 @@ class Reducer:
     def _cosines(self, mean: Tensor) -> Tensor:
         """Compare ``mean`` [L, H] with that of the previous passes; fp32 [L, 8]."""
         cosines = mean.new_full((len(mean), COSINE_GAPS), torch.nan)
-        for gap, earlier in enumerate(self._history):
-            cosines[:, gap] = functional.cosine_similarity(mean, earlier, dim=-1)
+        if self._history:  # all of them in one launch
+            earlier = torch.stack(tuple(self._history), dim=1)
+            found = functional.cosine_similarity(mean.unsqueeze(1), earlier, dim=-1)
+            cosines[:, : len(self._history)] = found
         self._history.appendleft(mean)
         return cosines
 
