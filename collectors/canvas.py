@@ -72,7 +72,8 @@ class Canvas:
     """The tokens of one request as its passes show them, and the passes on their way to a trace.
 
     Passes before the first one with a mask in it are prefill; so is the first pass of all. A later
-    pass without masks that edits nothing is a commit.
+    pass without masks that edits nothing is a commit. A token that is masked again, as by an edit
+    whose most likely token is the mask, counts as edited.
 
     Attributes:
         dropped: passes that an unrolled loop ran in excess.
@@ -96,7 +97,7 @@ class Canvas:
         """Take the next pass; the one before it is complete now.
 
         Raises:
-            TraceError: a position that held a token is masked again, which no known rule does.
+            TraceError: a token of the prompt changed.
         """
         self.show(seen.ids, seen.first)
         if self._in_excess(seen):
@@ -106,17 +107,22 @@ class Canvas:
         self._waiting = seen
 
     def show(self, ids: NDArray[Any], first: int) -> None:
-        """Take note of the tokens that positions from ``first`` on hold by now."""
+        """Take note of the tokens that positions from ``first`` on hold by now.
+
+        Raises:
+            TraceError: a token of the prompt changed.
+        """
         end = first + len(ids)
         if end > len(self._tokens):
             more = np.full(end - len(self._tokens), UNKNOWN, np.int64)
             self._tokens = np.concatenate((self._tokens, more))
         held = self._tokens[first:end]
-        again = (ids == self.rules.mask_id) & (held != self.rules.mask_id) & (held != UNKNOWN)
-        if again.any():
+        prompt = np.arange(first, end) < self.rules.prompt_tokens
+        other = prompt & (ids != held) & (held != UNKNOWN)
+        if other.any():
             raise TraceError(
-                f"pass {self.passes}: position {first + int(np.argmax(again))} held a token and is"
-                " masked again: the decoder remasks, or passes of several requests are mixed"
+                f"pass {self.passes}: position {first + int(np.argmax(other))} of the prompt holds"
+                " another token than before: passes of several requests are mixed"
             )
         held[:] = ids
 

@@ -129,11 +129,25 @@ def test_mistakes_are_said(tmp_path):
         model, tmp_path / "t", **options
     ) as recorder, recorder.request([1]):  # fmt: skip
         pass
-    with pytest.raises(TraceError, match="position 1 held a token and is masked again"), (
+    with pytest.raises(TraceError, match="position 0 of the prompt holds another token"), (
         oled_sim.record(model, tmp_path / "t", **options)
     ) as recorder, recorder.request([1]):  # fmt: skip
-        for ids in ([1, 5, MASK, MASK], [1, MASK, 6, MASK], [1, 5, 6, 7]):
+        diffuse(model, [1], 4, 4)
+        diffuse(model, [2], 4, 4)
+
+
+def test_a_token_that_is_masked_again_is_edited(tmp_path):
+    model = Qwen3MoeForCausalLM()
+    passes = ([1, 5, MASK, MASK], [1, MASK, 6, MASK], [1, 5, 6, 7])
+    with oled_sim.record(model, tmp_path / "t", mask_id=MASK, block_length=4) as recorder, (
+        recorder.request([1])
+    ):  # fmt: skip
+        for ids in passes:
             model(input_ids=torch.tensor([ids]), position_ids=torch.arange(4).unsqueeze(0))
+    request = open_trace(tmp_path / "t").read(0)
+    assert np.flatnonzero(request.edited).tolist() == [1]
+    assert np.flatnonzero(request.accepted).tolist() == [2, 5, 7]
+    assert request.kind.tolist() == [Kind.PREFILL, Kind.DENOISE, Kind.COMMIT]
 
 
 class Beams(Qwen3MoeForCausalLM):
