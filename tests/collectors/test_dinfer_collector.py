@@ -98,7 +98,7 @@ def test_everything_is_put_back(tmp_path):
 def test_what_cannot_be_recorded_is_said(tmp_path):
     wrong = BlockDiffusionLLM(mask_id=MASK, eos_id=EOS)
     wrong.decoder.mask_id = 29  # as if it were another model's
-    wrong.decoder.decode = lambda logits, start, end, x: x.data[:, start:end].fill_(5)
+    wrong.decoder.decode = lambda logits, start, end, x: x.data.masked_fill_(x.data == MASK, 5)
     with pytest.raises(TraceError, match="no pass holds the mask token 29"), oled_sim.record(
         wrong, tmp_path / "t"
     ):  # fmt: skip
