@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import GEOMETRIES
 from oled_sim.recording import Wishes
-from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, Runtime, package_versions
+from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, Runtime
 
 SIGNALS = ("ids", "gates", "confidence", "token_state")
 """Signals that a collector of live models always records."""
@@ -81,7 +81,7 @@ def describe_model(model: nn.Module, layers: Sequence[int], name: str | None) ->
 def describe_run(
     model: nn.Module, described: Model, decode: Decode, wishes: Wishes, **runtime: Any
 ) -> Manifest:
-    """Return the manifest of a trace; ``runtime``: fields of :class:`Runtime`, with ``name``."""
+    """Return the manifest of a trace; ``runtime``: fields of ``Runtime``, ``name`` at least."""
     device = next(model.parameters()).device
     return Manifest(
         model=described,
@@ -89,10 +89,9 @@ def describe_run(
         signals=(*SIGNALS, *wishes.signals),
         stands_for=wishes.stands_for or _geometry_of(described),
         decode=decode,
-        runtime=Runtime(
+        runtime=Runtime.here(
             device=device.type,
             hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-            packages=package_versions(),
             **runtime,
         ),
         prompts=Prompts(source=wishes.source, redacted=wishes.redact),

@@ -52,13 +52,13 @@ def import_sglang_dump(
     requests, block_length = _whole(grouper, source)
     manifest = _manifest(dump, source, block_length, stands_for)
     for number, request in enumerate(requests):
-        check_request(_build(request, number, manifest)[0], manifest, str(source))
+        check_request(_build(dump, request, number, manifest)[0], manifest, str(source))
         on_progress(0.3 + 0.3 * (number + 1) / len(requests))
     for note in _notes(dump, grouper, requests):
         on_note(note)
     with TraceWriter(out, manifest, overwrite=overwrite) as writer:
         for number, request in enumerate(requests):
-            trace, counts = _build(request, number, manifest)
+            trace, counts = _build(dump, request, number, manifest)
             writer.write_request(trace, **counts)
             on_progress(0.6 + 0.4 * (number + 1) / len(requests))
     return writer.manifest
@@ -82,7 +82,9 @@ def _whole(grouper: Grouper, source: Path) -> tuple[list[Found], int]:
     return kept, lengths.pop()
 
 
-def _build(found: Found, number: int, manifest: Manifest) -> tuple[RequestTrace, dict[str, Any]]:
+def _build(
+    dump: Dump, found: Found, number: int, manifest: Manifest
+) -> tuple[RequestTrace, dict[str, Any]]:
     """Return one request, and what the writer wants to know besides."""
     assert manifest.decode is not None  # made below
     first = next(c for c in found.chunks if MASK_ID in c.ids)
@@ -91,7 +93,7 @@ def _build(found: Found, number: int, manifest: Manifest) -> tuple[RequestTrace,
     canvas = Canvas(builder, CanvasRules(prompt, MASK_ID, manifest.decode.block_length))
     for chunk in found.chunks:
         canvas.add(
-            Seen(chunk.ids, chunk.first, chunk.first, np.zeros(0), {"experts": chunk.experts})
+            Seen(chunk.ids, chunk.first, chunk.first, np.zeros(0), {"experts": dump.routes(chunk)})
         )
     canvas.finish()
     generated = canvas.generated(1 << 30, EOS_ID)

@@ -25,16 +25,16 @@ _FIELDS = ("forward_pass_id", "gatherer_key", "input_ids", "positions", "topk_id
 
 
 class Chunk(NamedTuple):
-    """What one forward pass ran of one request. T tokens, L recorded layers.
+    """What one forward pass ran of one request. T tokens.
 
-    ``record``: number of the pass in the file. ``first``: position of the first token. ``ids``:
-    int64 [T]. ``experts``: int32 [L, T, k].
+    ``record``: number of the pass in the file, ``row``: of its first token in the pass. ``first``:
+    position of that token. ``ids``: int64 [T].
     """
 
     record: int
+    row: int
     first: int
     ids: NDArray[np.int64]
-    experts: NDArray[np.int32]
 
     @property
     def end(self) -> int:
@@ -81,15 +81,23 @@ class Dump:
                 record,
                 f"{len(ids)} tokens, {len(positions)} positions, {sum(lengths)} of requests",
             )
-        experts = self._routes(record, len(ids))
+        self._check_routes(record, len(ids))
         bounds = np.cumsum([0, *lengths])
         spans = [slice(a, b) for a, b in pairwise(bounds) if b > a]
         for span in spans:
             if (np.diff(positions[span]) != 1).any():
                 raise self._error(record, "positions of a request are not consecutive")
-        return [Chunk(record, int(positions[s][0]), ids[s], experts[:, s]) for s in spans]
+        return [Chunk(record, int(s.start), int(positions[s][0]), ids[s]) for s in spans]
 
-    def _routes(self, record: int, tokens: int) -> NDArray[np.int32]:
+    def routes(self, chunk: Chunk) -> NDArray[Any]:
+        """Return the experts of a chunk, integer [L, T, k]."""
+        rows = slice(chunk.row, chunk.row + len(chunk.ids))
+        found = self._topk(chunk.record)[list(self.layers), rows, : self.top_k]
+        if self._logical is None:
+            return found
+        return self._logical[np.asarray(self.layers)[:, None, None], found]
+
+    def _check_routes(self, record: int, tokens: int) -> None:
         found = self._topk(record)
         if found.shape[1] < tokens:
             raise self._error(
@@ -111,10 +119,6 @@ class Dump:
                 f"expert {routes.max()} of {self.experts}: fused shared experts are counted too,"
                 " turn their fusion off",
             )
-        if self._logical is None:
-            return routes
-        layer = np.asarray(self.layers)[:, None, None]
-        return self._logical[layer, routes].astype(np.int32)
 
     def _topk(self, record: int) -> NDArray[np.int32]:
         tensor = self._records[record]["topk_ids_of_layer"]

@@ -58,6 +58,11 @@ def load(group: str, name: str) -> Any:
         return _load_file(name)
     if ":" in name:
         return _attribute(*name.split(":", 1))
+    if group == COLLECTORS and name in names(LIVE_COLLECTORS):
+        raise UsageError(
+            f"collector {name!r} records a model that you run yourself: put"
+            " `with oled_sim.record(model, out=...)` around the run"
+        )
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"unknown {_noun(group)} {name!r}: {hint}known are {', '.join(sorted(found))}")

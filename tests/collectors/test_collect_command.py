@@ -90,6 +90,7 @@ def test_another_job_does_not_mix_into_a_trace(
         (["--prompts", "absent.jsonl"], 2, "no prompts file"),
         (["--max-new-tokens", "300"], 2, "shorten the prompt or generate less"),
         (["--stands-for", "llada3"], 2, "unknown geometry 'llada3'"),
+        (["--collector", "hf"], 2, "collector 'hf' records a model that you run yourself"),
         (["--device", "tpu"], 2, "tpu"),
         (["--limit", "0"], 2, "--limit"),
         (["--collector", "nativ"], 2, "did you mean 'native'"),
