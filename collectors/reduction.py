@@ -61,11 +61,17 @@ class Stacked(NamedTuple):
 def stack(routing: Routing) -> Stacked:
     """Stack the layers of a pass: one launch a signal, whatever is cut out of it later."""
     return Stacked(
-        torch.stack(routing.experts),
-        torch.stack(routing.weights),
-        None if routing.logits is None else torch.stack(routing.logits),
+        _together(routing.experts),
+        _together(routing.weights),
+        None if routing.logits is None else _together(routing.logits),
         routing.inputs,
     )
+
+
+def _together(layers: list[Tensor]) -> Tensor:
+    """Stack what layers returned, on the device of the last: a model may lie on several."""
+    device = layers[-1].device
+    return torch.stack([layer.to(device, non_blocking=True) for layer in layers])
 
 
 class Reducer:
@@ -108,7 +114,7 @@ class Reducer:
             part["embedding"] = embedding.float().mean(0).half()
         if routing.inputs is not None:
             kept = [x[-block:] if block else x for x in routing.inputs]
-            part["cosines"] = self._cosines(torch.stack(kept).float().mean(1))
+            part["cosines"] = self._cosines(_together([x.float().mean(0) for x in kept]))
         return part
 
     def _cosines(self, mean: Tensor) -> Tensor:
@@ -132,7 +138,7 @@ def confidence(logits: Tensor, held: Tensor, mask_id: int) -> Tensor:
         fp32 [N]: probability of the most likely token at masked positions, of the held token at
         others, both of softmax(logits) over the whole vocabulary.
     """
-    logits = logits.float()
+    logits, held = logits.float(), held.to(logits.device, non_blocking=True)
     of_held = logits.gather(-1, held.unsqueeze(-1)).squeeze(-1)
     chosen = torch.where(held == mask_id, logits.amax(-1), of_held)
     return (chosen - logits.logsumexp(-1)).exp()

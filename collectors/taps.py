@@ -269,17 +269,15 @@ class HostCopy:
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        cuda = any(t.is_cuda for t in tensors.values())
         self._host = {name: _to_host(t) for name, t in tensors.items()}
-        self._done = None
-        if cuda:
-            self._done = torch.cuda.Event()
-            self._done.record()
+        # A model may lie on several devices, none of which need be the current one.
+        devices = {t.device for t in tensors.values() if t.is_cuda}
+        self._done = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait(self) -> dict[str, Any]:
         """Wait for the copies and return numpy arrays."""
-        if self._done is not None:
-            self._done.synchronize()
+        for event in self._done:
+            event.synchronize()
         return {name: t.numpy() for name, t in self._host.items()}
 
 

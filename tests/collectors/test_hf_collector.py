@@ -96,6 +96,25 @@ def test_the_trace_is_that_of_the_native_collector(tmp_path, native, rule):
     assert (edits > 0) == (rule == "2.1")
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rule", RULES)
+def test_asynchronous_copies_hold_what_the_gates_chose(tmp_path, rule):
+    model = RULES[rule][0](byte_model(seed=3).cuda())
+    plain, chosen = generate(model, rule), []
+    gate = model.model.layers[2].mlp.gate
+    kept = gate.register_forward_hook(lambda m, a, out: chosen.append(out[0].cpu().numpy()))
+    with oled_sim.record(model, tmp_path / "t", signals=SIGNALS):
+        assert generate(model, rule) == plain
+    kept.remove()
+    trace = open_trace(tmp_path / "t")
+    for number in trace.requests:
+        request = trace.read(number)
+        for v in np.flatnonzero(request.event_layer == 1):
+            got = np.sort(request.experts[slice(*request.event_offset[v : v + 2])], axis=1)
+            assert np.array_equal(got, np.sort(chosen.pop(0)[-len(got) :], axis=1))
+    assert not chosen
+
+
 def test_redundant_rows_of_the_window_are_dropped(tmp_path, native):
     model = LLaDA20(native)
     with oled_sim.record(model, tmp_path / "t"):
