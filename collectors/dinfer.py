@@ -77,14 +77,16 @@ class DinferCollector:
         return bool(class_names(inner) & {VLLM_BLOCK, SGLANG_BLOCK})
 
     def __enter__(self) -> None:
-        hooks, engine = self._hooks, self.engine
-        hooks.enter_context(self._routers)
-        before = self.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
-        hooks.callback(before.remove)
-        hooks.callback(self.model.register_forward_hook(self._after_pass).remove)
-        decode = engine.decoder.decode
-        hooks.enter_context(Patch(engine.decoder, "decode", self._following_decode(decode)))
-        hooks.enter_context(Patch(engine, "generate", self._following(engine.generate)))
+        engine = self.engine
+        with ExitStack() as hooks:  # a hook that cannot be set leaves none behind
+            hooks.enter_context(self._routers)
+            before = self.model.register_forward_pre_hook(self._before_pass, with_kwargs=True)
+            hooks.callback(before.remove)
+            hooks.callback(self.model.register_forward_hook(self._after_pass).remove)
+            decode = engine.decoder.decode
+            hooks.enter_context(Patch(engine.decoder, "decode", self._following_decode(decode)))
+            hooks.enter_context(Patch(engine, "generate", self._following(engine.generate)))
+            self._hooks = hooks.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()

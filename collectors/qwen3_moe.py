@@ -99,16 +99,19 @@ class Qwen3MoeCollector:
         )
 
     def __enter__(self) -> None:
-        hooks = self._hooks
-        hooks.enter_context(self._gates)
-        if "embedding" in self.signals:
-            hooks.enter_context(self._embedding)
-        inner, head = self.model.model, self.model.lm_head
-        before = inner.register_forward_pre_hook(self._before_pass, with_kwargs=True)
-        hooks.callback(before.remove)
-        hooks.callback(head.register_forward_hook(self._after_pass).remove)
-        if self._mask_id is None:
-            hooks.enter_context(Patch(self.model, "generate", self._following(self.model.generate)))
+        with ExitStack() as hooks:  # a hook that cannot be set leaves none behind
+            hooks.enter_context(self._gates)
+            if "embedding" in self.signals:
+                hooks.enter_context(self._embedding)
+            inner, head = self.model.model, self.model.lm_head
+            before = inner.register_forward_pre_hook(self._before_pass, with_kwargs=True)
+            hooks.callback(before.remove)
+            hooks.callback(head.register_forward_hook(self._after_pass).remove)
+            if self._mask_id is None:
+                hooks.enter_context(
+                    Patch(self.model, "generate", self._following(self.model.generate))
+                )
+            self._hooks = hooks.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()

@@ -191,6 +191,16 @@ def test_hooks_are_gone_after_success_and_after_an_exception(tmp_path, native):
     assert len(open_trace(tmp_path / "u").requests) == 3  # what was finished is kept
 
 
+def test_a_hook_that_cannot_be_set_leaves_none_behind(tmp_path, native):
+    model = LLaDA20(native)
+    head = model.lm_head
+    del model.lm_head
+    with pytest.raises(AttributeError), oled_sim.record(model, tmp_path / "t"):
+        pass
+    model.lm_head = head
+    assert not hooks_of(model) and "generate" not in vars(model)
+
+
 def test_a_generation_that_fails_is_left_out_and_said(tmp_path, native):
     model = LLaDA20(native)
     with oled_sim.record(model, tmp_path / "t") as recorder:
