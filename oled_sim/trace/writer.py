@@ -269,7 +269,3 @@ class OpenRequest(RequestBuilder):
             prompt_row=self._prompt_row,
             prompt_sha256=self._prompt_sha256,
         )
-
-    def abandon(self) -> None:
-        """Forget the request; its number may be used again."""
-        self._writer._open_requests.discard(self.request)
