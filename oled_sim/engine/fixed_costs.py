@@ -52,15 +52,14 @@ def fill_fixed_costs(
     course.shared_us[:] = shared
     course.merge_us[:] = merge
     for p in np.flatnonzero(np.isnan(course.start_us + course.head_us)):
-        _explain(costs, *passes[p])
+        _explain(costs, passes[p])
     for v in np.flatnonzero(np.isnan(course.dense_us + course.shared_us + course.merge_us)):
-        _explain(costs, *events[v], 0.0)
+        _explain(costs, events[v])
 
 
-def _explain(
-    costs: LaneCosts, tokens: float, requests: float, context: float, head_rows: float
-) -> None:
+def _explain(costs: LaneCosts, load: NDArray[np.float64]) -> None:
     """Ask for every cost of a pass, so that the one outside the profile raises its sentence."""
+    tokens, requests, context = load[:3]
     costs.dense_batch_us(tokens, requests, context / requests)
     for curve in (
         costs.embedding_us,
@@ -70,7 +69,8 @@ def _explain(
         costs.dense_layer_us,
     ):
         curve(tokens)
-    costs.lm_head_us(head_rows)
+    if len(load) > 3:
+        costs.lm_head_us(load[3])
     raise ProfileError(
         f"profile {costs.profile.name!r} has no time for a pass of {tokens:g} tokens and"
         f" {requests:g} requests: {BEYOND}"
