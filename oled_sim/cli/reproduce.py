@@ -116,19 +116,15 @@ def _coverage(names: Iterable[str], folder: Path, size: Any) -> list[Coverage]:
 
 def _replays(folder: Path | None) -> dict[str, pd.DataFrame]:
     """Return the replayed points of the newest validation of each profile, if there are any."""
-    import json
-
     import pandas as pd
 
-    from oled_sim.planning.accuracy import results_folder
+    from oled_sim.planning.accuracy import find_validations, results_folder
     from oled_sim.scoreboard.board import replay_table
     from oled_sim.scoreboard.claim import REPLAYS
 
-    root = folder or results_folder()
     newest = {}
-    for file in sorted([*root.glob("summary.json"), *root.glob("validation-*/summary.json")]):
-        profile = json.loads(file.read_text(encoding="utf-8"))["profile"]["name"]
-        newest[profile] = pd.read_parquet(file.parent / "points.parquet")
+    for path, summary in find_validations(folder or results_folder()):
+        newest[summary["profile"]["name"]] = pd.read_parquet(path / "points.parquet")
     return {REPLAYS: replay_table(list(newest.items()))} if newest else {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -51,8 +51,8 @@ def find_accuracy(
 ) -> dict[str, Accuracy]:
     """Return what validations say about a profile, by policy.
 
-    The newest validation of the same GPU and model counts. A policy that it has no point of gets
-    the figures of all its points.
+    The newest validation of the same GPU and model counts, as :func:`find_validations` orders
+    them. A policy that it has no point of gets the figures of all its points.
 
     Args:
         profile: whose predictions are in question; one that is estimated has no validation.
@@ -64,7 +64,7 @@ def find_accuracy(
     """
     if profile.status != "measured":
         return {}
-    matching = [v for v in _validations(folder or results_folder()) if _is_of(v[1], profile)]
+    matching = [v for v in find_validations(folder or results_folder()) if _is_of(v[1], profile)]
     if not matching:
         return {}
     path, summary = matching[-1]
@@ -72,14 +72,32 @@ def find_accuracy(
     return {policy: _accuracy(path, summary, points, policy) for policy in policies}
 
 
-def _validations(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for summary in sorted(
-        [*folder.glob("summary.json"), *folder.glob("validation-*/summary.json")]
-    ):
-        try:
-            yield summary.parent, json.loads(summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise MeasurementError(f"{summary} is no summary of a validation: {error}") from None
+def find_validations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return validations with their summaries, by the day at the end of their folders' names.
+
+    Of those of a day, or without one, the one with the most points is last, as the newest.
+
+    Args:
+        folder: of a validation, or of several named ``validation-*``.
+
+    Raises:
+        MeasurementError: a summary cannot be read.
+    """
+    paths = sorted([*folder.glob("summary.json"), *folder.glob("validation-*/summary.json")])
+    found = [(path.parent, _summary(path)) for path in paths]
+    return sorted(found, key=lambda v: (_day(v[0]), len(v[1].get("points", ()))))
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MeasurementError(f"{path} is no summary of a validation: {error}") from None
+
+
+def _day(folder: Path) -> str:
+    found = re.search(r"\d{4}-\d\d-\d\d$", folder.name)
+    return found[0] if found else ""
 
 
 def _is_of(summary: dict[str, Any], profile: Profile) -> bool:

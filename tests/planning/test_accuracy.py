@@ -22,6 +22,7 @@ def validation(folder, errors, gpu=MEASURED.hardware.gpu, model=MINI.name):
         "machine": {"hardware": {"gpu": gpu}},
         "geometry": {"name": model},
         "profile": {"name": "p"},
+        "points": [{}] * sum(map(len, errors.values())),
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     rows = [(policy, e) for policy, values in errors.items() for e in values]
@@ -44,6 +45,13 @@ def test_the_newest_of_the_same_machine_and_model_counts(tmp_path):
     validation(tmp_path / "validation-3", {"lru": [0.3]}, gpu="another")
     validation(tmp_path / "validation-4", {"lru": [0.4]}, model="llada2.0-flash")
     assert find_accuracy(MEASURED, ["lru"], tmp_path)["lru"].source == "validation-2"
+
+
+def test_of_a_day_the_validation_with_the_most_points_counts(tmp_path):
+    validation(tmp_path / "validation-a-2026-12-01", {"lru": [0.1, 0.1]})
+    validation(tmp_path / "validation-b-2026-12-01", {"lru": [0.2]})
+    validation(tmp_path / "validation-c-2026-11-30", {"lru": [0.3, 0.3, 0.3]})
+    assert find_accuracy(MEASURED, ["lru"], tmp_path)["lru"].source == "validation-a-2026-12-01"
 
 
 def test_what_was_not_measured_has_no_accuracy(tmp_path):
