@@ -103,8 +103,10 @@ def _full(model: str, stated: float) -> Claim:
         f"full-{model}", "5.4, fig. 17a", f"TPOT with 100 of 256 experts above full residency's,"
         f" {model}", at_most(stated), "%", "fig17", over_full,
         names=("model", "cache"), rows=both(only(part="capacity"), only(model=f"llada2.0-{model}")),
-        why="A split without OLED's fixed ratio takes 12 to 15 % off at 100 slots (`oled:exact`,"
-        " docs/policies-mini.md); what is left are experts that a pass touches anew.",
+        why="With all experts resident a token takes the H200 2 (mini) or 8 ms (flash), so misses"
+        " weigh much; beside the estimated machine's 3 and 18 ms they weigh half or less (figure"
+        " 17). A split without OLED's fixed ratio takes 17 to 23 % (mini) or 5 % (flash) off"
+        " (`oled:exact`, figure 13).",
     )  # fmt: skip
 
 
@@ -134,8 +136,8 @@ CLAIMS = (
     Claim("block-best", "5.4, fig. 16b", "The best block length grows with the cache, in doublings",
           direction("grows", no_effect=0.0), "", "fig16", shift_of_best,
           names=BLOCKS, rows=only(part="block"),
-          why="On the mean it does, from 4 tokens with 20 slots to 64 with 140; one of three"
-          " requests accepts so many tokens per pass that 64 is best throughout (figure 16)."),
+          why="From 4 tokens with 20 slots to 32 with all experts resident on mini, from 2 to 8 on"
+          " flash (figure 16, the H200)."),
     _full("mini", 32.0),
     _full("flash", 23.0),
     Claim("link", "5.4, fig. 17b", "A link of 16 against 128 GB/s costs more with 40 slots than 100"
