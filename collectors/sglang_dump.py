@@ -7,6 +7,7 @@ one record per forward pass (``sglang/srt/eplb/expert_distribution.py`` of SGLan
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +19,13 @@ from numpy.typing import NDArray
 
 from oled_sim.errors import TraceError
 
+from .sglang_fields import FieldError, is_integer_tensor, routes, token_fields
+
 PRIMARY = "primary"
 """Gatherer of the model itself; others belong to draft models."""
+
+_ZIP = b"PK\x03\x04"
+"""What a file of ``torch.save`` begins with."""
 
 _FIELDS = ("forward_pass_id", "gatherer_key", "input_ids", "positions", "topk_ids_of_layer")
 
@@ -69,20 +75,15 @@ class Dump:
         """Return what pass number ``record`` ran, request by request.
 
         Raises:
-            TraceError: lengths that do not fit, gaps in positions, or tokens without experts.
+            TraceError: fields of another kind, lengths that do not fit, gaps in positions, or
+                tokens without experts.
         """
-        entry = self._records[record]
-        ids = np.asarray(entry["input_ids"], np.int64)
-        positions = np.asarray(entry["positions"], np.int64)
-        lengths = entry.get("extend_seq_lens")
-        lengths = [1] * len(ids) if lengths is None else [int(n) for n in lengths]
-        if not len(ids) == len(positions) == sum(lengths):
-            raise self._error(
-                record,
-                f"{len(ids)} tokens, {len(positions)} positions, {sum(lengths)} of requests",
-            )
+        try:
+            ids, positions, lengths = token_fields(self._records[record])
+        except FieldError as error:
+            raise self._error(record, str(error)) from None
         self._check_routes(record, len(ids))
-        bounds = np.cumsum([0, *lengths])
+        bounds = np.concatenate(([0], np.cumsum(lengths)))
         spans = [slice(a, b) for a, b in pairwise(bounds) if b > a]
         for span in spans:
             if (np.diff(positions[span]) != 1).any():
@@ -120,14 +121,15 @@ class Dump:
                 " turn their fusion off",
             )
 
-    def _topk(self, record: int) -> NDArray[np.int32]:
-        tensor = self._records[record]["topk_ids_of_layer"]
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 3:
-            raise self._error(record, "topk_ids_of_layer is no tensor [layers, tokens, k]")
-        return tensor.numpy()
+    def _topk(self, record: int) -> NDArray[Any]:
+        try:
+            return routes(self._records[record])
+        except FieldError as error:
+            raise self._error(record, str(error)) from None
 
     def _shape(self) -> tuple[tuple[int, ...], int]:
         """Return layers that route and k, as the first record that routes at all shows them."""
+        self._same_layers()
         for record in range(len(self._records)):
             used = self._topk(record) >= 0
             if used.any():
@@ -137,6 +139,22 @@ class Dump:
             f"{self.path}: no record holds an expert: CUDA graphs replay without the recorder,"
             " start the server with --disable-cuda-graph"
         )
+
+    def _same_layers(self) -> None:
+        layers, _, columns = self._topk(0).shape
+        for record in range(len(self._records)):
+            found = self._topk(record).shape
+            if (found[0], found[2]) != (layers, columns):
+                raise self._error(
+                    record,
+                    f"topk_ids_of_layer has {found[0]} layers and {found[2]} columns, {layers} and"
+                    f" {columns} in record 0: the file mixes models",
+                )
+        if self._logical is not None and len(self._logical) < layers:
+            raise TraceError(
+                f"{self.path}: last_physical_to_logical_map has {len(self._logical)} layers, the"
+                f" records have {layers}"
+            )
 
     def _experts(self) -> int:
         if self._logical is not None:
@@ -152,13 +170,19 @@ class Dump:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    damage = "is no dump of the recorder, or is damaged"
     try:
+        if not zipfile.is_zipfile(path):  # its directory comes last
+            with path.open("rb") as file:
+                cut = file.read(len(_ZIP)) == _ZIP
+            what = "it is truncated" if cut else "it is no file of torch.save"
+            raise TraceError(f"{path} {damage}: {what}")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from None
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         first = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise TraceError(f"{path} is no dump of the recorder, or is damaged: {first}") from None
+        raise TraceError(f"{path} {damage}: {first}") from None
     if not isinstance(content, dict) or not isinstance(content.get("records"), list):
         raise TraceError(f"{path} is no dump of the recorder: it holds no list of records")
     return content
@@ -172,7 +196,7 @@ def _records(content: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 
 
 def _checked(records: list[Any], path: Path) -> Iterator[dict[str, Any]]:
-    last = -1
+    last, rank = -1, None
     for number, record in enumerate(records):
         missing = [f for f in _FIELDS if not isinstance(record, dict) or f not in record]
         if missing == ["topk_ids_of_layer"] or (missing and "input_ids" in missing):
@@ -184,6 +208,18 @@ def _checked(records: list[Any], path: Path) -> Iterator[dict[str, Any]]:
             raise TraceError(f"{path}, record {number}: no {missing[0]}")
         if record["gatherer_key"] != PRIMARY:
             continue
+        if not isinstance(record["forward_pass_id"], int):
+            raise TraceError(f"{path}, record {number}: forward_pass_id is no whole number")
+        # Every rank counts its own passes, so that ids may well ascend over several of them.
+        other = record.get("rank")
+        if not isinstance(other, int | None):
+            raise TraceError(f"{path}, record {number}: rank is no whole number")
+        rank = other if rank is None else rank
+        if other != rank:
+            raise TraceError(
+                f"{path}, record {number}: it is of rank {other}, earlier ones of rank {rank}:"
+                " import the file of one rank"
+            )
         if record["forward_pass_id"] <= last:
             raise TraceError(
                 f"{path}, record {number}: forward pass {record['forward_pass_id']} follows {last}:"
@@ -195,7 +231,7 @@ def _checked(records: list[Any], path: Path) -> Iterator[dict[str, Any]]:
 
 def _logical(table: Any) -> NDArray[np.int64] | None:
     """Return the logical expert of each physical one [layers, E]; None if they are the same."""
-    if not isinstance(table, torch.Tensor) or table.dim() != 2:
+    if not is_integer_tensor(table, 2):
         return None
     found = table.numpy().astype(np.int64)
     return None if (found == np.arange(found.shape[1])).all() else found

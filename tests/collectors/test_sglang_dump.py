@@ -194,6 +194,30 @@ MALFORMED = {
     "record 1: no positions": lambda r: r.pop("positions"),
     "record 1: forward pass 3 follows 10": lambda r: r.update(forward_pass_id=3),
     "topk_ids_of_layer is no tensor": lambda r: r.update(topk_ids_of_layer=[1]),
+    "record 1 .forward pass 11.: topk_ids_of_layer is no tensor of whole": lambda r: r.update(
+        topk_ids_of_layer=r["topk_ids_of_layer"].float()
+    ),
+    "record 1 .forward pass 11.: topk_ids_of_layer has 2 layers and 8 columns, 3 and 8": (
+        lambda r: r.update(topk_ids_of_layer=r["topk_ids_of_layer"][:2].clone())
+    ),
+    "record 1 .forward pass 11.: input_ids is no list of whole numbers": lambda r: r.update(
+        input_ids=None
+    ),
+    "record 1 .forward pass 11.: input_ids holds -4": lambda r: r["input_ids"].__setitem__(3, -4),
+    "record 1 .forward pass 11.: extend_seq_lens is no list of whole": lambda r: r.update(
+        extend_seq_lens=[[4], [4, 4]]
+    ),
+    "record 1 .forward pass 11.: positions is no list of whole": lambda r: r.update(
+        positions="abc"
+    ),
+    "record 1 .forward pass 11.: positions holds 1000000000000, which": lambda r: r.update(
+        positions=[10**12 + n for n in range(12)]
+    ),
+    "record 1: it is of rank 1, earlier ones of rank 0: import the file of one": lambda r: r.update(
+        rank=1
+    ),
+    "record 1: rank is no whole number": lambda r: r.update(rank=torch.zeros(2)),
+    "record 1: forward_pass_id is no whole number": lambda r: r.update(forward_pass_id=None),
     "experts of 7 of 12 tokens: the recorder's buffer": lambda r: r.update(
         topk_ids_of_layer=r["topk_ids_of_layer"][:, :7].clone()
     ),
@@ -213,6 +237,9 @@ def test_a_malformed_dump_costs_one_sentence_and_leaves_nothing(tmp_path, served
 def test_other_files_are_refused(tmp_path, served):
     _, records, _ = served
     (tmp_path / "text.pt").write_text("routes")
+    whole = save(tmp_path / "whole.pt", records).read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    save(tmp_path / "table.pt", records, torch.arange(EXPERTS).flip(0).repeat(2, 1))
     torch.save([1], tmp_path / "list.pt")
     save(tmp_path / "none.pt", [])
     for record in records:
@@ -221,7 +248,9 @@ def test_other_files_are_refused(tmp_path, served):
     no_masks = serve([[(0, np.arange(BLOCK))]])[0]
     save(tmp_path / "causal.pt", no_masks)
     sentences = {
-        "text.pt": "is no dump of the recorder, or is damaged",
+        "text.pt": "is no dump of the recorder, or is damaged: it is no file of torch.save",
+        "half.pt": "is no dump of the recorder, or is damaged: it is truncated",
+        "table.pt": "last_physical_to_logical_map has 2 layers, the records have 3",
         "list.pt": "holds no list of records",
         "none.pt": "holds no record",
         "graph.pt": "CUDA graphs replay without the recorder",
