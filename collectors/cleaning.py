@@ -31,8 +31,10 @@ class Cleaning:
         zero_rows: by layer, other routes whose ids are all 0. rows: by layer, routes that are kept.
         first_zero: by layer, the complaint about the first of ``zero_rows``.
         dummies: tokens of dummy batches.
+        exported: the file holds a trace, where what looks like a dummy batch is none.
     """
 
+    exported: bool = False
     padding: int = 0
     zero_tokens: int = 0
     dummies: int = 0
@@ -75,6 +77,8 @@ class Cleaning:
     def _without_padding(self, recorded: Recorded, may_start: NDArray[np.bool_] | None) -> Recorded:
         padding = (recorded.experts == PADDING).all(axis=1)
         self.padding += int(np.count_nonzero(padding))
+        if self.exported:
+            return recorded.keep(~padding)
         dummy = dummy_tokens(recorded, ~padding, may_start)
         self.dummies += int(np.count_nonzero(dummy))
         return recorded.keep(~padding & ~dummy[recorded.token])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from oled_sim.plugin_options import PluginOption, number
+from oled_sim.trace.manifest import MOST_EXPERTS, MOST_LAYER
 
 EXPERTS = PluginOption(
     "--experts",
     "E",
     "Experts per layer, where the file does not say [default: its highest id plus 1].",
-    number("--experts", 1),
+    number("--experts", 1, MOST_EXPERTS),
 )
 
 PROMPT_TOKENS = PluginOption(
@@ -24,5 +25,5 @@ FIRST_LAYER = PluginOption(
     "--first-layer",
     "N",
     "The model's own index of the file's first layer [default: 0].",
-    number("--first-layer", 0),
+    number("--first-layer", 0, MOST_LAYER),
 )

@@ -21,7 +21,7 @@ from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, Runtime, p
 from oled_sim.trace.reblock import reblock, reblocked_manifest
 from oled_sim.trace.schema import Kind, RequestTrace
 from oled_sim.trace.validate import check_request
-from oled_sim.trace.writer import TraceWriter
+from oled_sim.trace.whole import whole_trace
 
 from .recorded import AUTOREGRESSIVE_PREFILL, Recorded
 from .recorded import build_request as build_recorded
@@ -62,7 +62,7 @@ def import_route_csv(
     layers = manifest.model.layers
     with (
         RouteCsv(source, lambda done: on_progress((1 + done) / 2)) as file,
-        TraceWriter(out, manifest, overwrite=overwrite) as writer,
+        whole_trace(out, manifest, overwrite=overwrite) as writer,
     ):
         for turn in file.turns():
             request = build_request(turn, layers, gates="gates" in manifest.signals)

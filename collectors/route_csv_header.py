@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from oled_sim.errors import TraceError
+from oled_sim.trace.manifest import MOST_LAYER
 
 from .text_blocks import LineReader
 
@@ -145,3 +146,5 @@ def _check_geometry(header: Header, lines: _Comments) -> None:
         raise lines.refuse("no line '# layer=N expert_bytes=B ...' tells the size of an expert")
     if (last := max(header.expert_bytes)) >= header.total_layers:
         raise lines.refuse(f"layer={last} is given, n_layer is {header.total_layers}")
+    if last > MOST_LAYER:
+        raise lines.refuse(f"layer={last} is above {MOST_LAYER}, the highest that a trace can hold")

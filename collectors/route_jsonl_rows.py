@@ -96,7 +96,7 @@ class RouteLog:
             while line := reader.read_line():
                 try:
                     found = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return ""  # parsing the block says what is wrong
                 if isinstance(found, dict) and "topk_ids" in found:
                     return found.get("req_id")
@@ -243,6 +243,8 @@ def _problem(text: bytes, schema: pa.Schema) -> str:
         found = json.loads(text)
     except ValueError as error:
         return f"it is no JSON: {error}"
+    except RecursionError:
+        return "it is nested too deeply"
     if not isinstance(found, dict):
         return "it is no JSON object"
     for field in schema:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.importing import AS_BLOCKS
 from oled_sim.plugin_options import takes
-from oled_sim.trace.manifest import Manifest, decode_manifest
+from oled_sim.trace.manifest import MOST_LAYER, Manifest, decode_manifest
 
 from .array_files import Arrays, open_arrays
+from .array_values import number_within, numbers, signed_ids, whole_numbers
 from .cleaning import Cleaning
 from .recorded import TOKEN_DTYPES, Recorded, autoregressive
 from .recording_options import EXPERTS, FIRST_LAYER, MODEL, PROMPT_TOKENS
@@ -112,6 +113,8 @@ class _ArrayFile:
         self.path = path
         self.prompt_tokens = prompt_tokens
         self.arrays: Arrays = open_arrays(path)
+        if not 0 <= (first_layer or 0) <= MOST_LAYER:
+            raise UsageError(f"first_layer is {first_layer}: give 0 to {MOST_LAYER}")
         self.requests = _requests(self.arrays, path)
         self.without_prompt = 0
         found = _manifest(self.arrays, path)
@@ -152,7 +155,7 @@ class _ArrayFile:
             position=position,
             token=token,
             layer=np.tile(indices, tokens),
-            experts=_signed(ids.reshape(-1, k)),
+            experts=signed_ids(ids.reshape(-1, k)),
             gates=None if gates is None else gates.reshape(-1, k),
             place=token,
             source=self.path,
@@ -214,31 +217,40 @@ class _ArrayFile:
             raise TraceError(
                 f"{self.path}: array {name!r} has shape {list(values.shape)}, expected [{tokens}]"
             )
-        return values
+        dtype = np.dtype(TOKEN_DTYPES.get(name.rpartition("/")[2], np.int32))
+        if dtype.kind == "f":
+            return numbers(values, self._called(name))
+        return whole_numbers(values, self._called(name), dtype)
 
     def _prompt_tokens(self, prefix: str, held: dict[str, NDArray[Any]]) -> int:
         if PROMPT in held:
             return len(held[PROMPT])
         if prefix + "prompt_tokens" in self.arrays:
-            return int(self.arrays[prefix + "prompt_tokens"]().reshape(()))
+            name = prefix + "prompt_tokens"
+            return number_within(self.arrays[name](), self._called(name), len(held[GENERATED]))
         self.without_prompt += self.prompt_tokens is None
         return self.prompt_tokens or 0
+
+    def _called(self, name: str) -> str:
+        return f"{self.path}: array {name!r}"
 
     def _layer_indices(
         self, first_layer: int | None, found: Manifest | None
     ) -> Callable[[int], NDArray[np.int32]]:
-        told = self.arrays[LAYERS_ARRAY]() if LAYERS_ARRAY in self.arrays else None
+        told = None
+        if LAYERS_ARRAY in self.arrays:
+            told = whole_numbers(self.arrays[LAYERS_ARRAY](), self._called(LAYERS_ARRAY), np.int32)
         if found is not None:
             told = np.array(found.model.layers)
 
         def indices(layers: int) -> NDArray[np.int32]:
             if told is None:
-                return np.arange(layers, dtype=np.int32) + np.int32(first_layer or 0)
+                return (np.arange(layers) + (first_layer or 0)).astype(np.int32)
             if told.shape != (layers,):
                 raise TraceError(
                     f"{self.path}: {told.size} layers are named, the arrays hold {layers}"
                 )
-            return told.astype(np.int32)
+            return told.astype(np.int32, copy=False)
 
         return indices
 
@@ -287,16 +299,3 @@ def _join(parts: list[NDArray[Any]], path: Path, prefix: str) -> NDArray[Any]:
             f" {prefix + GENERATED!r} {list(parts[1].shape)}: layers or k differ"
         )
     return np.concatenate(parts)
-
-
-def _signed(ids: NDArray[Any]) -> NDArray[Any]:
-    """Return ids in which padding that an unsigned dtype wrapped around is -1 again."""
-    if ids.dtype.kind == "i":
-        return ids
-    wrapped = (ids == np.iinfo(ids.dtype).max).all(axis=1)
-    # An only slot of 255 may be expert 255 of 256; repeated ids are none.
-    if ids.shape[1] == 1 or not wrapped.any():
-        return ids
-    signed = ids.astype(np.int32 if ids.dtype.itemsize < 4 else np.int64)
-    signed[wrapped] = -1
-    return signed

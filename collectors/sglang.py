@@ -21,7 +21,7 @@ from oled_sim.trace.builder import RequestBuilder
 from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, Runtime, package_versions
 from oled_sim.trace.schema import RequestTrace
 from oled_sim.trace.validate import check_request
-from oled_sim.trace.writer import TraceWriter
+from oled_sim.trace.whole import whole_trace
 
 from .canvas import Canvas, CanvasRules, Seen
 from .sglang_dump import Dump
@@ -56,7 +56,7 @@ def import_sglang_dump(
         on_progress(0.3 + 0.3 * (number + 1) / len(requests))
     for note in _notes(dump, grouper, requests):
         on_note(note)
-    with TraceWriter(out, manifest, overwrite=overwrite) as writer:
+    with whole_trace(out, manifest, overwrite=overwrite) as writer:
         for number, request in enumerate(requests):
             trace, counts = _build(dump, request, number, manifest)
             writer.write_request(trace, **counts)

@@ -5,39 +5,35 @@ the second writes. A malformed file so leaves nothing behind, and memory holds o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from oled_sim.errors import TraceError
 from oled_sim.trace.manifest import (
+    MOST_EXPERTS,
+    MOST_LAYER,
     Decode,
     Manifest,
     Model,
     Prompts,
-    RequestEntry,
     Runtime,
     package_versions,
 )
 from oled_sim.trace.reblock import reblock, reblocked_manifest
-from oled_sim.trace.schema import Kind, RequestTrace, TokenState
+from oled_sim.trace.schema import Kind, RequestTrace
 from oled_sim.trace.validate import check_request
-from oled_sim.trace.writer import TraceWriter
+from oled_sim.trace.whole import whole_trace
 
 from .cleaning import Cleaning
+from .exported import Counts, about, check_export, count, entries
 from .recorded import Recorded, build_request, check_routes, normalised
 
 OPTIONAL_SIGNALS = {"confidence": "confidence", "state": "token_state"}
 """Facts about tokens that are signals of a trace, and their names there."""
-
-
-MOST_EXPERTS = 65536
-"""Experts per layer that a trace can number."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def import_recorded(
         TraceError: malformed; names file and place.
         UsageError: blocks of a recording that is not autoregressive, or ``out`` is not free.
     """
-    survey = _Survey(source)
+    survey = _Survey(source, Cleaning(exported=facts().manifest is not None))
     for recorded in read(lambda done: target.on_progress(done / 2), survey.cleaning):
         survey.add(recorded, facts())
     known = facts()
@@ -99,13 +95,15 @@ def import_recorded(
         target.on_note(note)
     if target.as_blocks is not None:
         manifest = reblocked_manifest(manifest, target.as_blocks)
-    entries = _entries(known)
-    with TraceWriter(target.out, manifest, overwrite=target.overwrite) as writer:
-        for recorded in read(lambda done: target.on_progress((1 + done) / 2), Cleaning()):
+    listed = entries(known.manifest)
+    with whole_trace(target.out, manifest, overwrite=target.overwrite) as writer:
+        for recorded in read(
+            lambda done: target.on_progress((1 + done) / 2), survey.fresh_cleaning()
+        ):
             request = survey.build(recorded, manifest)
             if target.as_blocks is not None:
                 request = reblock(request, target.as_blocks)
-            writer.write_request(request, **_about(request, entries.get(request.request)))
+            writer.write_request(request, **about(request, listed.get(request.request)))
     return writer.manifest
 
 
@@ -114,11 +112,9 @@ class _Survey:
     """What must be known of the whole file before its first request can be written."""
 
     source: Path
-    cleaning: Cleaning = field(default_factory=Cleaning)
+    cleaning: Cleaning
     layers: set[int] = field(default_factory=set)
-    requests: int = 0
-    passes: int = 0
-    events: int = 0
+    counts: dict[int, Counts] = field(default_factory=dict)
     whole_events: bool = True
     highest_id: int = 0
     top_k: int = 0
@@ -126,17 +122,20 @@ class _Survey:
     longest_block: int = 1
     autoregressive: bool = True
     ungated: int = 0
+    unknown_weights: int = 0
     about: set[str] | None = None
 
     def add(self, recorded: Recorded, facts: Facts) -> None:
         """Take a request into account; refuse what no trace may hold."""
         if len(recorded.experts) == 0:
             raise TraceError(f"{self.source}: request {recorded.number} holds no route but padding")
-        self._check_top_k(recorded)
+        self._check_geometry(recorded, facts)
         check_routes(recorded, facts.experts or MOST_EXPERTS)
         self.highest_id = max(self.highest_id, int(recorded.experts.max()))
         gates = normalised(recorded)
         self.ungated += gates is None
+        if gates is None and recorded.gates is not None:
+            self.unknown_weights += int(np.isnan(recorded.gates).any(axis=1).sum())
         layers = np.unique(recorded.layer).tolist()
         request = build_request(recorded, layers, self.highest_id + 1, gates, 1)
         manifest = Manifest(
@@ -151,7 +150,17 @@ class _Survey:
         told = set(recorded.about)
         self.about = told if self.about is None else self.about & told
 
-    def _check_top_k(self, recorded: Recorded) -> None:
+    def _check_geometry(self, recorded: Recorded, facts: Facts) -> None:
+        if (facts.experts or 1) > MOST_EXPERTS:
+            raise TraceError(
+                f"{self.source}: {facts.experts:,} experts per layer, a trace can number"
+                f" {MOST_EXPERTS:,}"
+            )
+        problem = f"the layer index is above {MOST_LAYER}, the highest that a trace can hold"
+        recorded.refuse_if(recorded.layer > MOST_LAYER, problem)
+        if facts.manifest is not None:
+            known = np.isin(recorded.layer, facts.manifest.model.layers)
+            recorded.refuse_if(~known, "the manifest in the file lists no such layer")
         k = recorded.experts.shape[1]
         self.top_k = self.top_k or k
         if k != self.top_k:
@@ -159,14 +168,16 @@ class _Survey:
 
     def _count(self, request: RequestTrace, layers: list[int]) -> None:
         self.layers |= set(layers)
-        self.requests += 1
-        self.passes += request.passes
-        self.events += request.events
+        self.counts[request.request] = count(request)
         tokens = np.diff(request.token_offset)
         self.whole_events &= events_are_whole(request)
         self.autoregressive &= _one_by_one(request)
         denoise = tokens[request.kind == Kind.DENOISE]
         self.longest_block = max(self.longest_block, int(denoise.max(initial=1)))
+
+    def fresh_cleaning(self) -> Cleaning:
+        """Return what cleans the file once more, counting from zero."""
+        return Cleaning(exported=self.cleaning.exported)
 
     def build(self, recorded: Recorded, manifest: Manifest) -> RequestTrace:
         """Return a request of the trace."""
@@ -177,7 +188,10 @@ class _Survey:
     def notes(self, facts: Facts) -> Iterator[str]:
         """Yield a sentence about everything that the trace leaves out or had to guess."""
         yield from self.cleaning.notes()
-        if self.requests and 0 < self.ungated < self.requests:
+        if self.unknown_weights:
+            rows = f"{self.unknown_weights:,} route{'' if self.unknown_weights == 1 else 's'}"
+            yield f"the trace has no gates, because weights of {rows} are unknown (nan)"
+        elif 0 < self.ungated < len(self.counts):
             yield f"the trace has no gates, because {self.ungated:,} requests lack some"
         if facts.experts is None:
             yield (
@@ -187,14 +201,16 @@ class _Survey:
 
     def manifest(self, facts: Facts, stands_for: str | None) -> Manifest:
         """Return the manifest of the trace, without requests."""
-        if not self.requests:
+        if not self.counts:
             raise TraceError(f"{self.source} holds no route: there is nothing to import")
         model = self._model(facts)
         with self.source.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         origin = f"imported from {self.source.name} (SHA-256 {digest})"
-        whole = self.whole_events and self.events == self.passes * len(model.layers)
+        missing = sum(n.passes * len(model.layers) - n.events for n in self.counts.values())
+        whole = self.whole_events and missing == 0
         if facts.manifest is not None:
+            check_export(self.source, facts.manifest, self.counts)
             return self._manifest_again(facts.manifest, model, origin, stands_for, whole)
         ours = {k: v for k, v in package_versions().items() if k == "oled-sim"}
         decode = Decode(rule="autoregressive", block_length=1) if self.autoregressive else None
@@ -261,33 +277,3 @@ def _one_by_one(request: RequestTrace) -> bool:
 
 def _told(about: Collection[str]) -> list[str]:
     return [signal for fact, signal in OPTIONAL_SIGNALS.items() if fact in about]
-
-
-def _entries(facts: Facts) -> Mapping[int, RequestEntry]:
-    found = () if facts.manifest is None else facts.manifest.requests
-    return {entry.request: entry for entry in found}
-
-
-def _about(request: RequestTrace, entry: RequestEntry | None) -> dict[str, Any]:
-    """Return what the manifest says of a request: as exported once, else as counted."""
-    if entry is not None:
-        return {
-            "prompt_tokens": entry.prompt_tokens,
-            "output_tokens": entry.output_tokens,
-            "finish_reason": entry.finish_reason,
-            "prompt_row": entry.prompt_row,
-            "prompt_sha256": entry.prompt_sha256,
-        }
-    return {
-        "prompt_tokens": _prompt_tokens(request),
-        "output_tokens": int(request.accepted_count.sum()),
-    }
-
-
-def _prompt_tokens(request: RequestTrace) -> int:
-    """Return the prompt's tokens, or all before the first generated one, whichever is known."""
-    prompt: NDArray[np.bool_] = request.state == TokenState.PROMPT
-    if prompt.any():
-        # Positions of a batch count its rows, in every pass anew: its prompts are that many tokens.
-        return max(int(request.position[prompt].max()) + 1, int(np.count_nonzero(prompt)))
-    return int(request.position[0])

@@ -79,8 +79,11 @@ def export_trace(
         What the exporter says that it wrote, and ``bytes``, the size of the file.
 
     Raises:
-        UsageError: the file is there, or cannot be written. TraceError: the trace is damaged.
+        UsageError: the file is there, inside the trace, or cannot be written.
+        TraceError: the trace is damaged.
     """
+    if out.resolve().is_relative_to(trace.path.resolve()):
+        raise UsageError(f"{out} is inside the trace {trace.label}: give a file elsewhere")
     refuse_existing(out, force=overwrite, flag="--overwrite")
     packed = out.suffix in PACKED
     with NewFile(out) as new:

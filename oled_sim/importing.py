@@ -68,4 +68,6 @@ def check_out(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: name a directory for the trace")
     if not overwrite and out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty: choose another directory, or give --overwrite")
+        raise UsageError(
+            f"{out} is not empty: choose another directory, or ask to overwrite it (--overwrite)"
+        )

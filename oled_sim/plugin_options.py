@@ -10,6 +10,9 @@ from oled_sim.errors import UsageError
 
 P = TypeVar("P", bound=Callable[..., Any])
 
+MOST_NUMBER = (1 << 31) - 1
+"""The highest whole number of an option: positions and counts of a trace have 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class PluginOption:
@@ -52,8 +55,8 @@ def options_of(plugin: Any) -> tuple[PluginOption, ...]:
     return tuple(getattr(plugin, "options", ()))
 
 
-def number(flag: str, low: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from ``low`` on.
+def number(flag: str, low: int, high: int = MOST_NUMBER) -> Callable[[str], int]:
+    """Return a parser of whole numbers from ``low`` to ``high``.
 
     Raises:
         UsageError: by the parser, naming ``flag``.
@@ -61,7 +64,12 @@ def number(flag: str, low: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         digits = text.strip()
-        if not (digits.isascii() and digits.isdigit() and int(digits) >= low):
+        if not (digits.isascii() and digits.isdigit()):
+            raise UsageError(f"{flag} is {text!r}: give a whole number from {low} on")
+        digits = digits.lstrip("0") or "0"
+        if len(digits) > len(str(high)) or int(digits) > high:  # int() refuses thousands of digits
+            raise UsageError(f"{flag} is {text!r}: give at most {high}")
+        if int(digits) < low:
             raise UsageError(f"{flag} is {text!r}: give a whole number from {low} on")
         return int(digits)
 

@@ -84,6 +84,7 @@ def _import(importer: Importer, file: Path, out: Path, options: dict[str, Any]) 
         find_geometry(stands_for)
     own = plugin_arguments(importer, options)
     check_out(out, overwrite=options["overwrite"])
+    before = _seal(out)
     with share_progress(f"Importing {file.name}") as on_progress:
         try:
             manifest = importer(
@@ -96,14 +97,21 @@ def _import(importer: Importer, file: Path, out: Path, options: dict[str, Any]) 
                 **own,
             )
         except KeyboardInterrupt:
-            raise OledSimError(_interrupted(file, out)) from None
+            raise OledSimError(_interrupted(file, out, before)) from None
     _print_summary(manifest, out, options["as_json"])
 
 
-def _interrupted(file: Path, out: Path) -> str:
-    if (out / "manifest.json").exists():
+def _seal(out: Path) -> bytes:
+    """Return what tells one trace from another; nothing if none is there."""
+    found = out / "manifest.json"
+    return found.read_bytes() if found.is_file() else b""
+
+
+def _interrupted(file: Path, out: Path, before: bytes) -> str:
+    if _seal(out) != before:
         return f"interrupted: {out} may hold a part of {file} only, import it with --overwrite"
-    return f"interrupted: nothing of {file} was imported"
+    as_it_was = f", the trace {out} is as it was" if before else ""
+    return f"interrupted: nothing of {file} was imported{as_it_was}"
 
 
 def _counted(number: int, one: str, many: str = "") -> str:

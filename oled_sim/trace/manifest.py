@@ -29,6 +29,12 @@ SCHEMA_MINOR = 0
 RENORMALISED_GATES = "top-k weights renormalised to sum to 1, before the routed scaling factor"
 """The gate convention of our own collectors; rows are checked to sum to 1 only under it."""
 
+MOST_EXPERTS = 65536
+"""Experts per layer that a trace can number: ids have 16 bits."""
+
+MOST_LAYER = 32767
+"""The highest layer index: the routing table stores it as int16."""
+
 UNSEALED = "0" * 64
 
 
@@ -194,8 +200,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         m = self.model
         if not m.layers or list(m.layers) != sorted(set(m.layers)) or m.layers[0] < 0:
             yield f"layers {m.layers} are not distinct ascending layer indices"
-        if not 1 <= m.top_k <= m.experts <= 65536:
-            yield f"top_k {m.top_k} of {m.experts} experts is not within 1 <= top_k <= 65536"
+        if m.layers and max(m.layers) > MOST_LAYER:
+            yield f"layer {max(m.layers)} is above {MOST_LAYER}, the highest index of the format"
+        if not 1 <= m.top_k <= m.experts <= MOST_EXPERTS:
+            yield (
+                f"top_k {m.top_k} of {m.experts} experts is not within 1 <= top_k <= {MOST_EXPERTS}"
+            )
         if unknown := sorted(set(self.signals) - set(SIGNALS)):
             yield f"unknown signal {unknown[0]!r}: known are {', '.join(SIGNALS)}"
         if "ids" not in self.signals:

@@ -19,10 +19,13 @@ from oled_sim.errors import TraceError, UsageError
 from oled_sim.trace.manifest import Decode, Manifest
 from oled_sim.trace.reader import Trace
 from oled_sim.trace.schema import Kind, RequestTrace
-from oled_sim.trace.writer import TraceWriter
+from oled_sim.trace.whole import whole_trace
 
 BLOCK_SIGNALS = ("ids", "gates", "confidence", "token_state")
 """Signals of a token or of a route. The others are means over a pass, which is another one now."""
+
+MOST_TOKENS = (1 << 31) - 1
+"""Of a block: positions have 32 bits."""
 
 
 def reblock(trace: RequestTrace, length: int) -> RequestTrace:
@@ -74,8 +77,10 @@ def reblocked_manifest(manifest: Manifest, length: int) -> Manifest:
     """Return the manifest of the trace that :func:`reblock` makes, without requests.
 
     Raises:
-        UsageError: the trace is not autoregressive.
+        UsageError: the trace is not autoregressive, or a block cannot be that long.
     """
+    if not 1 <= length <= MOST_TOKENS:
+        raise UsageError(f"a block of {length} tokens: give 1 to {MOST_TOKENS}")
     decode = manifest.decode
     if decode is None or decode.rule != "autoregressive":
         rule = "unknown" if decode is None else f"{decode.rule!r}"
@@ -115,7 +120,7 @@ def reblock_trace(
     manifest = reblocked_manifest(trace.manifest, length)
     if out.resolve() == trace.path.resolve():
         raise UsageError(f"{out} is the trace itself: give another directory")
-    with TraceWriter(out, manifest, overwrite=overwrite) as writer:
+    with whole_trace(out, manifest, overwrite=overwrite) as writer:
         for done, entry in enumerate(trace.manifest.requests, 1):
             request = trace.read(entry.request, signals=manifest.signals)
             writer.write_request(

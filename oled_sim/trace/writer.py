@@ -186,28 +186,20 @@ class TraceWriter:
             raise UsageError(f"request {request} of the trace {self.path} is open already")
 
     def _prepare(self, resume: bool, overwrite: bool) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file: name a directory for the trace")
-        if self.path.is_dir() and any(self.path.iterdir()):
-            self._prepare_existing(resume, overwrite)
+        if refuse_occupied(self.path, allowed=resume or overwrite):
+            self._prepare_existing(overwrite)
         try:
             for name in TABLES:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TraceError(f"{self.path} cannot be made: {error.strerror}") from None
 
-    def _prepare_existing(self, resume: bool, overwrite: bool) -> None:
-        if not (resume or overwrite):
-            raise UsageError(
-                f"{self.path} is not empty: choose another directory, or ask to resume or overwrite"
-            )
-        if not (self.path / MANIFEST).exists() and self._leftovers() != self._content():
-            raise UsageError(f"{self.path} holds files that are no trace: choose another directory")
+    def _prepare_existing(self, overwrite: bool) -> None:
         if overwrite:
             (self.path / MANIFEST).unlink(missing_ok=True)
         elif (self.path / MANIFEST).exists():
             self._take_over(load_manifest(self.path))
-        for file in self._leftovers() - {self.path / f for f in self.manifest.files}:
+        for file in _leftovers(self.path) - {self.path / f for f in self.manifest.files}:
             file.unlink(missing_ok=True)
 
     def _take_over(self, found: Manifest) -> None:
@@ -223,14 +215,6 @@ class TraceWriter:
             if not file.exists() or file.stat().st_size != entry.size_bytes:
                 raise TraceError(f"{file} is missing or truncated: record the trace again")
         self.manifest = msgspec.structs.replace(self.manifest, requests=found.requests)
-
-    def _leftovers(self) -> set[Path]:
-        """Return the files that a writer may have left, finished or not, manifest apart."""
-        tables = {f for name in TABLES for f in (self.path / name).glob("*.parquet*")}
-        return tables | set(self.path.glob(MANIFEST + TEMPORARY_SUFFIX))
-
-    def _content(self) -> set[Path]:
-        return {f for f in self.path.rglob("*") if not f.is_dir()}
 
 
 class OpenRequest(RequestBuilder):
@@ -269,3 +253,29 @@ class OpenRequest(RequestBuilder):
             prompt_row=self._prompt_row,
             prompt_sha256=self._prompt_sha256,
         )
+
+
+def refuse_occupied(path: Path, *, allowed: bool) -> bool:
+    """Return whether a trace, or what a killed writer left of one, is at ``path``.
+
+    Raises:
+        UsageError: ``path`` is a file, holds what is no trace, or one that is not ``allowed``.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: name a directory for the trace")
+    if not path.is_dir() or not any(path.iterdir()):
+        return False
+    if not allowed:
+        raise UsageError(
+            f"{path} is not empty: choose another directory, or ask to resume or overwrite"
+        )
+    content = {f for f in path.rglob("*") if not f.is_dir()}
+    if not (path / MANIFEST).exists() and _leftovers(path) != content:
+        raise UsageError(f"{path} holds files that are no trace: choose another directory")
+    return True
+
+
+def _leftovers(path: Path) -> set[Path]:
+    """Return the files that a writer may have left, finished or not, manifest apart."""
+    tables = {f for name in TABLES for f in (path / name).glob("*.parquet*")}
+    return tables | set(path.glob(MANIFEST + TEMPORARY_SUFFIX))

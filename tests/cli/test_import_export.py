@@ -77,7 +77,7 @@ def test_there_and_back(tmp_path, table):
         first.output
     )
     cut = call("trace", "reblock", tmp_path / "a", "--as-blocks", 8, "--out", tmp_path / "b")
-    assert "1 requests in 4 passes" in cut.output  # prompt, 4 to 7, 8 to 15, 16 to 19
+    assert "1 request in 4 passes" in cut.output  # prompt, 4 to 7, 8 to 15, 16 to 19
     assert call("export", "npz", tmp_path / "b", "--out", tmp_path / "b.npz").exit_code == 0
     again = call("import", "routed-experts", tmp_path / "b.npz", "--out", tmp_path / "c")
     assert again.exit_code == 0
@@ -132,3 +132,55 @@ def test_progress_says_nothing_of_short_work_and_a_line_now_and_then_of_long(cap
             now[0] = second
             show(share)
     assert capsys.readouterr().err == "Importing x: 50 %\nImporting x: 90 %\n"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_ctrl_c_leaves_what_was_there(tmp_path, table, monkeypatch, before):
+    """The old trace, or nothing, so that the same command runs afterwards."""
+    out = tmp_path / "new" / "t"
+    command = ["import", "csv", table, "--out", out, "--experts", 8]
+    if before:
+        assert call(*command).exit_code == 0
+        command.append("--overwrite")
+    kept = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("oled_sim.trace.writer.encode_table", interrupted)
+        stopped = call(*command)
+    as_it_was = f", the trace {out} is as it was" if before else ""
+    assert str(stopped.exception) == f"interrupted: nothing of {table} was imported{as_it_was}"
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == kept
+    assert (tmp_path / "new").exists() == before
+    assert call(*command).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--as-blocks", "99999999999"), ("--as-blocks", "9" * 5000), ("--experts", "99999999")],
+)
+def test_numbers_beyond_the_format_are_refused(tmp_path, table, option, value):
+    refusal = call("import", "csv", table, "--out", tmp_path / "t", option, value)
+    assert isinstance(refusal.exception, UsageError)
+    most = {"--as-blocks": 2147483647, "--experts": 65536}[option]
+    assert str(refusal.exception) == f"{option} is {value!r}: give at most {most}"
+
+
+def test_blocks_beyond_the_format_are_refused(tmp_path):
+    refusal = call("trace", "reblock", "nano-gsm8k", "--as-blocks", 99999999999, "--out", tmp_path)
+    assert refusal.exit_code == 2
+    assert "2<=x<=2147483647" in refusal.output
+
+
+def test_an_export_does_not_go_into_its_own_trace(tmp_path, table):
+    call("import", "csv", table, "--out", tmp_path / "t", "--experts", 8)
+    manifest = (tmp_path / "t" / "manifest.json").read_bytes()
+    for name in ("manifest.json", "tokens/00000.parquet", "x.csv"):
+        out = tmp_path / "t" / name
+        refusal = call("export", "csv", tmp_path / "t", "--out", out, "--overwrite")
+        assert isinstance(refusal.exception, UsageError)
+        assert "is inside the trace" in str(refusal.exception)
+    assert (tmp_path / "t" / "manifest.json").read_bytes() == manifest
+    assert not (tmp_path / "t" / "x.csv").exists()
