@@ -44,6 +44,11 @@ def _sizes(text: str) -> str:
         "Size of an object: 1, or the expert's bytes [default: one].",
         _sizes,
     ),
+    PluginOption(
+        "--geometry",
+        "NAME|FILE",
+        "Whose experts' bytes, where the trace tells none [default: what it stands for].",
+    ),
     examples=(
         "oled-sim export oracle-general nano-gsm8k --out nano.oracleGeneral.zst",
         "oled-sim export oracle-general nano-gsm8k --sizes bytes --out nano.oracleGeneral.bin",
@@ -54,6 +59,7 @@ def export_oracle_general(
     file: IO[bytes],
     *,
     sizes: str = "one",
+    geometry: str | None = None,
     on_progress: Callable[[float], None] = lambda _: None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Mapping[str, int]:
@@ -64,17 +70,17 @@ def export_oracle_general(
 
     Args:
         trace: what to export. file: empty and seekable.
-        sizes: ``one``, or ``bytes``: those of the manifest, else of the geometry the trace stands
-            for.
+        sizes: ``one``, or ``bytes``: those of the manifest, else of the geometry.
+        geometry: name or file of a cost geometry; default the one that the trace stands for.
         on_progress: takes the share done. on_note: takes sentences.
 
     Returns:
         Numbers of ``accesses`` and of distinct ``objects``.
 
     Raises:
-        UsageError: an expert of 4 GiB or more, or a geometry that is not known.
+        UsageError: an expert of 4 GiB or more, or a geometry that is not known or not used.
     """
-    size = _object_sizes(trace, sizes)
+    size = _object_sizes(trace, sizes, geometry)
     layers, experts = np.asarray(trace.geometry.layers), trace.geometry.experts
     last = np.full((int(layers[-1]) + 1) * experts, NEVER, np.int64)  # record of the last access
     written, passes = 0, 0
@@ -105,14 +111,22 @@ def accesses(request: RequestTrace) -> tuple[NDArray[np.int64], NDArray[np.int64
     return event[kept], expert[kept]
 
 
-def _object_sizes(trace: Trace, sizes: str) -> NDArray[np.int64]:
+def _object_sizes(trace: Trace, sizes: str, geometry: str | None) -> NDArray[np.int64]:
     """Return the size of an object per layer."""
     layers = len(trace.geometry.layers)
+    told = trace.manifest.expert_bytes
+    if geometry is not None and (sizes == "one" or told is not None):
+        why = "but sizes are 1" if sizes == "one" else "which the trace tells itself"
+        raise UsageError(f"--geometry {geometry} gives bytes of an expert, {why}: leave it out")
     if sizes == "one":
         return np.ones(layers, np.int64)
-    told = trace.manifest.expert_bytes
     if told is None:
-        name = trace.manifest.stands_for or DEFAULT_GEOMETRY
+        name = geometry or trace.manifest.stands_for
+        if name is None:
+            raise UsageError(
+                f"{trace.label} tells neither its experts' bytes nor a model that it stands for:"
+                f" name one with --geometry, such as {DEFAULT_GEOMETRY}"
+            )
         told = (find_geometry(name).expert_bytes,) * layers
     if max(told) >= 1 << 32:
         raise UsageError(f"an expert of {max(told)} bytes: the format holds sizes below 4 GiB")

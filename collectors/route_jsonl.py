@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from oled_sim.importing import AS_BLOCKS
+from oled_sim.importing import AS_BLOCKS, counted
 from oled_sim.plugin_options import takes
 from oled_sim.trace.manifest import Manifest
 
@@ -157,13 +157,14 @@ class _Log:
             yield f"{self.rows.others:,} lines of other types than route and meta are ignored"
         if self.passes.undivided:
             yield (
-                f"the log does not tell prompt and decoding of {self.passes.undivided:,} requests"
-                " apart: all of their tokens count as decoded (--prompt-tokens N)"
+                "the log does not tell prompt and decoding of"
+                f" {counted(self.passes.undivided, 'request')} apart:"
+                " all of their tokens count as decoded (--prompt-tokens N)"
             )
         if self.passes.batches:
             yield (
-                f"token_idx starts anew in every pass of {self.passes.batches:,} requests: they are"
-                " batches, whose sequences the log does not tell apart"
+                f"token_idx starts anew in every pass of {counted(self.passes.batches, 'request')}:"
+                " sequences of a batch, which the log does not tell apart"
             )
 
 

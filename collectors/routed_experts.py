@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.errors import TraceError, UsageError
-from oled_sim.importing import AS_BLOCKS
+from oled_sim.importing import AS_BLOCKS, counted
 from oled_sim.plugin_options import takes
 from oled_sim.trace.manifest import MOST_LAYER, Manifest, decode_manifest
 
@@ -92,9 +92,10 @@ def import_routed_experts(
 
     manifest = import_recorded(source, file.read, facts, target)
     if file.without_prompt:
+        requests = counted(file.without_prompt, "request")
         on_note(
-            f"the file does not say where the prompt of {file.without_prompt:,} requests ends:"
-            " all of their tokens count as decoded (--prompt-tokens N)"
+            f"the file does not say where the prompt of {requests} ends: all of their tokens count"
+            " as decoded (--prompt-tokens N)"
         )
     return manifest
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from oled_sim.errors import TraceError
+from oled_sim.importing import counted
 from oled_sim.trace.manifest import (
     MOST_EXPERTS,
     MOST_LAYER,
@@ -189,10 +190,11 @@ class _Survey:
         """Yield a sentence about everything that the trace leaves out or had to guess."""
         yield from self.cleaning.notes()
         if self.unknown_weights:
-            rows = f"{self.unknown_weights:,} route{'' if self.unknown_weights == 1 else 's'}"
+            rows = counted(self.unknown_weights, "route")
             yield f"the trace has no gates, because weights of {rows} are unknown (nan)"
         elif 0 < self.ungated < len(self.counts):
-            yield f"the trace has no gates, because {self.ungated:,} requests lack some"
+            requests = counted(self.ungated, "request")
+            yield f"the trace has no gates, because weights of {requests} are missing"
         if facts.experts is None:
             yield (
                 "the file does not say how many experts a layer has:"

@@ -71,3 +71,8 @@ def check_out(out: Path, *, overwrite: bool) -> None:
         raise UsageError(
             f"{out} is not empty: choose another directory, or ask to overwrite it (--overwrite)"
         )
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return ``1 request`` or ``2 requests``, for a sentence; ``many`` where no s makes it so."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

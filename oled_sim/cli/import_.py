@@ -114,11 +114,9 @@ def _interrupted(file: Path, out: Path, before: bytes) -> str:
     return f"interrupted: nothing of {file} was imported{as_it_was}"
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def _print_summary(manifest: Manifest, out: Path, as_json: bool) -> None:
+    from oled_sim.importing import counted
+
     requests = manifest.requests
     values = {
         "requests": len(requests),
@@ -133,10 +131,10 @@ def _print_summary(manifest: Manifest, out: Path, as_json: bool) -> None:
         return
     model = manifest.model
     click.echo(
-        f"imported {_counted(values['requests'], 'request')} of {model.name}"
+        f"imported {counted(values['requests'], 'request')} of {model.name}"
         f" ({len(model.layers)} MoE layers, {model.experts} experts, top-{model.top_k}):"
         f" {values['prompt_tokens']:,} prompt and {values['output_tokens']:,} output tokens,"
-        f" {_counted(values['passes'], 'pass', 'passes')}, {_counted(values['events'], 'event')}"
+        f" {counted(values['passes'], 'pass', 'passes')}, {counted(values['events'], 'event')}"
     )
     click.echo(
         f"trace: {out} ({values['trace_bytes'] / 1e6:.2f} MB);"

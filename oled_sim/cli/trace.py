@@ -18,6 +18,7 @@ from rich.text import Text
 from oled_sim.cli.share_progress import share_progress
 from oled_sim.cli.tables import print_whole, prose_console
 from oled_sim.errors import TraceError
+from oled_sim.importing import counted
 from oled_sim.plugin_options import MOST_NUMBER
 from oled_sim.trace.manifest import Manifest
 from oled_sim.trace.reader import Trace, open_trace
@@ -83,7 +84,7 @@ def validate(source: str, as_json: bool) -> None:
     if problems:
         raise TraceError(f"{found.label}: {len(problems)} of {len(found)} requests damaged")
     if not as_json:
-        requests = f"{len(found):,} request{'' if len(found) == 1 else 's'}"
+        requests = counted(len(found), "request")
         click.echo(f"{found.label}: {requests}, {_size(found.manifest)}, no problem")
 
 
@@ -120,8 +121,8 @@ def reblock(source: str, length: int, out: Path, overwrite: bool, as_json: bool)
         values = {"out": str(out), "requests": len(made.requests), "passes": passes}
         click.echo(msgspec.json.encode(values))
     else:
-        requests = f"{len(made.requests):,} request{'' if len(made.requests) == 1 else 's'}"
-        click.echo(f"{out}: {requests} in {passes:,} passes, {_size(made)}")
+        requests = counted(len(made.requests), "request")
+        click.echo(f"{out}: {requests} in {counted(passes, 'pass', 'passes')}, {_size(made)}")
 
 
 def _problems(found: Trace) -> list[str]:

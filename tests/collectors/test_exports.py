@@ -205,6 +205,23 @@ def test_sizes_are_bytes_if_asked(tmp_path):
         records_of(type(trace)(trace.path, huge), tmp_path / "z.bin", sizes="bytes")
 
 
+def test_bytes_of_a_trace_that_stands_for_nothing_are_asked_for(tmp_path):
+    trace = trace_of(tmp_path / "a", stands_for=None)
+    with pytest.raises(UsageError, match=r"name one with --geometry, such as llada2\.0-mini"):
+        records_of(trace, tmp_path / "x.bin", sizes="bytes")
+    assert not (tmp_path / "x.bin").exists()
+    found = records_of(trace, tmp_path / "x.bin", sizes="bytes", geometry="llada2.0-flash")
+    assert set(found["size"].tolist()) == {find_geometry("llada2.0-flash").expert_bytes}
+    with pytest.raises(UsageError, match="but sizes are 1: leave it out"):
+        records_of(trace, tmp_path / "y.bin", geometry="llada2.0-flash")
+    manifest = msgspec.structs.replace(trace.manifest, expert_bytes=(100, 200, 300))
+    with pytest.raises(UsageError, match="which the trace tells itself: leave it out"):
+        records_of(
+            type(trace)(trace.path, manifest), tmp_path / "y.bin", sizes="bytes",
+            geometry="llada2.0-flash",
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("slots", [3, 7, 12, 20])
 @pytest.mark.parametrize("suffix", ["bin", "zst"])
 def test_libcachesim_counts_the_engines_hits(tmp_path, slots, suffix):

@@ -76,7 +76,7 @@ def test_prompt_tokens_cut_a_log_of_one_layer(tmp_path):
     assert notes == []
     trace, notes = imported(tmp_path, records, "again.jsonl")
     assert trace.read(0).passes == 6
-    assert "does not tell prompt and decoding of 1 requests apart" in notes[0]
+    assert "does not tell prompt and decoding of 1 request apart" in notes[0]
 
 
 def dummies(tokens, layers=(0,), ids=(3, 5)):
@@ -128,7 +128,7 @@ def test_batches(tmp_path):
         14, 5,
     )  # fmt: skip
     assert trace.manifest.decode is None  # no sequence of single tokens: not to be cut in blocks
-    assert "they are batches" in notes[-1]
+    assert "sequences of a batch" in notes[-1]
     trace, _ = imported(tmp_path, records, "said.jsonl", prompt_tokens=5)
     assert trace.read(0).kind.tolist() == [Kind.PREFILL] + [Kind.DENOISE] * 4
 

@@ -94,7 +94,7 @@ def test_requests_and_prompts_by_name(tmp_path, name):
     assert np.array_equal(first.experts[12:], arrays["b/routed_experts"].reshape(-1, 2))
     assert second.kind.tolist() == [Kind.DENOISE] * 5
     assert len(notes) == 1
-    assert "where the prompt of 1 requests ends" in notes[0]
+    assert "where the prompt of 1 request ends" in notes[0]
 
 
 def test_numbered_requests_keep_their_numbers(tmp_path):
