@@ -13,7 +13,7 @@ from oled_sim.errors import TraceError
 from oled_sim.trace.background import BackgroundRequest
 
 from .canvas import Canvas, CanvasRules, Seen
-from .reduction import Reducer, confidence
+from .reduction import Reducer, check_confidence, confidence
 from .taps import HostCopy
 
 Check = Callable[[NDArray[np.int64]], None]
@@ -108,6 +108,7 @@ class BlockRun:
         def add(request: Any) -> None:
             arrays = copies.wait()
             ids, sure = arrays.pop("ids"), arrays.pop("confidence")
+            check_confidence(sure[ids[-len(sure) :] == self._rules.mask_id])
             at = int(arrays.pop("first")) if isinstance(first, Tensor) else first
             if self._canvas is None:
                 self._canvas = Canvas(request, self._rules)

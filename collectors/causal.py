@@ -20,7 +20,7 @@ from oled_sim.trace.manifest import Decode
 from oled_sim.trace.schema import Kind, TokenState
 
 from .canvas import Target
-from .reduction import Reducer, Stacked
+from .reduction import Reducer, Stacked, check_confidence
 from .taps import HostCopy
 
 
@@ -50,12 +50,16 @@ class CausalRequest:
         Args:
             ids: int [T], its tokens. sure: probability of the most likely next token.
             routes: ``experts`` [L, T, k] and what else ``add_pass`` takes.
+
+        Raises:
+            TraceError: ``sure`` is NaN.
         """
         decoded = self._position >= self._prompt_tokens
         # A row that is done is given its end of sequence and then padding, until the batch is.
         self._ended |= decoded and int(ids[0]) in self._eos_ids
         if self._ended:
             return
+        check_confidence(sure)
         position = np.arange(self._position, self._position + len(ids))
         self._position += len(ids)
         confidence = np.full(len(ids), np.nan, np.float32)

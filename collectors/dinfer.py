@@ -30,6 +30,7 @@ from .live import (
     describe_run,
     input_ids,
     prompt_ids,
+    whole_number,
 )
 from .reduction import Reducer, checked_signals, stack
 from .taps import Call, FunctionTap, Patch, Routing, Site, Tap, class_names, find_sites, flat
@@ -121,10 +122,11 @@ class DinferCollector:
     def _call(self, call: dict[str, Any]) -> Iterator[BlockRun]:
         prompt = prompt_ids(call["prompt"])
         decoder = self.engine.decoder
+        limit = whole_number("gen_length", call["gen_length"], 1)
         rules = CanvasRules(
             prompt_tokens=len(prompt),
             mask_id=decoder.mask_id,
-            block_length=int(call["block_length"]),
+            block_length=whole_number("block_length", call["block_length"], 1),
             redact=self._wishes.redact,
             unrolled=True,
         )
@@ -134,7 +136,7 @@ class DinferCollector:
                 self._recorder.begin(self._manifest(call)),
                 rules,
                 Reducer(self.config.num_experts),
-                limit=int(call["gen_length"]),
+                limit=limit,
                 eos_id=decoder.eos_id,
                 note=self._recorder.note,
             )

@@ -35,6 +35,7 @@ from .live import (
     describe_run,
     input_ids,
     prompt_ids,
+    whole_number,
 )
 from .reduction import Reducer, checked_signals, stack
 from .taps import EmbeddingTap, GateTap, HostCopy, Patch, class_names
@@ -117,10 +118,11 @@ class HfCollector:
     @contextmanager
     def _call(self, call: dict[str, Any]) -> Iterator[BlockRun]:
         prompt = prompt_ids(call["inputs"])
+        limit = whole_number("gen_length", call["gen_length"], 1)
         rules = CanvasRules(
             prompt_tokens=len(prompt),
             mask_id=_id_of(call, self.config, "mask", MASK_ID),
-            block_length=int(call["block_length"]),
+            block_length=whole_number("block_length", call["block_length"], 1),
             redact=self._wishes.redact,
         )
         with self._recorder.one_request():
@@ -128,7 +130,7 @@ class HfCollector:
                 self._recorder.begin(self._manifest(call)),
                 rules,
                 Reducer(self.config.num_experts, scaling=self.config.routed_scaling_factor),
-                limit=int(call["gen_length"]),
+                limit=limit,
                 eos_id=_id_of(call, self.config, "eos", EOS_ID),
             )
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,12 +44,38 @@ def prompt_ids(prompt: Any) -> Tensor:
     Raises:
         UsageError: several prompts, or no token ids.
     """
-    ids = torch.as_tensor(prompt, dtype=torch.int64)
+    try:
+        given = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(
+            f"a prompt is token ids, [P] or [1, P], not a {type(prompt).__name__}: give input_ids"
+        ) from None
+    if given.numel() and (given.is_floating_point() or given.is_complex()):
+        raise UsageError(f"a prompt is token ids, whole numbers, not {given.dtype}")
+    ids = given.long()
     if ids.dim() == 2 and len(ids) == 1:
         ids = ids[0]
     if ids.dim() != 1:
         raise UsageError(f"a prompt of shape {list(ids.shape)}: give one request, [P] or [1, P]")
     return ids.cpu()
+
+
+def whole_number(option: str, value: Any, least: int) -> int:
+    """Return an option as an integer.
+
+    Args:
+        option: its name, for the message. value: as the caller gave it. least: smallest allowed.
+
+    Raises:
+        UsageError: it is no whole number, or smaller.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise UsageError(f"{option}={value!r}: give a whole number of at least {least}")
+    return number
 
 
 def text_config(model: Any) -> Any:

@@ -34,12 +34,19 @@ from .live import (
     input_ids,
     prompt_ids,
     text_config,
+    whole_number,
 )
 from .reduction import Reducer, checked_signals, stack
 from .taps import Call, EmbeddingTap, Patch, Routing, Site, Tap, class_names, find_sites, flat
 
 BLOCKS = ("Qwen3MoeSparseMoeBlock", "SDARMoeSparseMoeBlock", "RND1SparseMoeBlock")
 """Classes of the sparse blocks; each has a ``gate``."""
+
+MODELS = ("Qwen3MoeForCausalLM", "SDARMoeForCausalLM", "RND1LM")
+"""Classes of the models. A configuration may make all layers of one dense."""
+
+CONTINUOUS = ("generate_batch", "init_continuous_batching")
+"""Where continuous batching of transformers begins; its passes run in a thread of its own."""
 
 
 class Qwen3MoeCollector:
@@ -55,7 +62,8 @@ class Qwen3MoeCollector:
         eos_id: ends a request of block diffusion; by default the configuration's.
 
     Raises:
-        UsageError: an unknown signal or geometry, or only one of mask and block length.
+        UsageError: an unknown signal or geometry, a number out of range, only one of mask and
+            block length, or a model without MoE layers.
         TraceError: gates are missing.
     """
 
@@ -72,6 +80,12 @@ class Qwen3MoeCollector:
     ) -> None:
         if (mask_id is None) != (block_length is None):
             raise UsageError("block diffusion takes both mask_id and block_length")
+        given = [("mask_id", mask_id, 0), ("block_length", block_length, 1),
+                 ("max_new_tokens", max_new_tokens, 1), ("eos_id", eos_id, 0)]  # fmt: skip
+        mask_id, block_length, max_new_tokens, eos_id = (
+            None if value is None else whole_number(option, value, least)
+            for option, value, least in given
+        )
         self.signals = checked_signals(wishes.signals)
         check_geometry(wishes)
         self.model = model
@@ -82,6 +96,11 @@ class Qwen3MoeCollector:
         self._limit = max_new_tokens
         self._eos_id = _first(self.config.eos_token_id if eos_id is None else eos_id)
         self._sites = _gates(model)
+        if not self._sites:
+            raise UsageError(
+                f"this {type(model).__name__} has no MoE layers (decoder_sparse_step or"
+                " mlp_only_layers make all of them dense): there is no routing to record"
+            )
         self._gates = Tap(self._sites)
         check_layers(self._gates.layers, _sparse_layers(self.config), "gate")
         self._embedding = EmbeddingTap(model.model.embed_tokens)
@@ -95,7 +114,7 @@ class Qwen3MoeCollector:
             isinstance(model, nn.Module)
             and hasattr(model, "lm_head")
             and hasattr(getattr(model, "model", None), "embed_tokens")
-            and bool(class_names(model) & set(BLOCKS))
+            and (type(model).__name__ in MODELS or bool(class_names(model) & set(BLOCKS)))
         )
 
     def __enter__(self) -> None:
@@ -111,6 +130,9 @@ class Qwen3MoeCollector:
                 hooks.enter_context(
                     Patch(self.model, "generate", self._following(self.model.generate))
                 )
+                for name in CONTINUOUS:
+                    if hasattr(self.model, name):
+                        hooks.enter_context(Patch(self.model, name, _refuse_batching))
             self._hooks = hooks.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +143,7 @@ class Qwen3MoeCollector:
         """Mark the passes of a block-diffusion loop; ``prompt`` is [P] or [1, P].
 
         Raises:
-            UsageError: no ``mask_id`` was given.
+            UsageError: no ``mask_id`` was given, or another request is open.
         """
         if self._mask_id is None or self._block_length is None:
             raise UsageError(
@@ -137,6 +159,8 @@ class Qwen3MoeCollector:
 
     @contextmanager
     def _one_block_run(self, rules: CanvasRules) -> Iterator[BlockRun]:
+        if self._run is not None:
+            raise UsageError("a request is open already: requests are marked one after the other")
         decode = Decode(rule="2.0", block_length=rules.block_length, max_new_tokens=self._limit)
         with self._recorder.one_request():
             run = self._run = BlockRun(
@@ -199,6 +223,7 @@ class Qwen3MoeCollector:
         else:
             self._run.before(ids)
 
+    @torch.no_grad()  # a loop that keeps gradients does not keep those of what is recorded
     def _after_pass(self, _head: nn.Module, _args: Any, logits: Tensor) -> None:
         run = self._run
         if run is None:
@@ -256,6 +281,13 @@ def _logits(call: Call, gate: nn.Module) -> Tensor:
 
 def _gates(model: nn.Module) -> list[Site]:
     return [Site(layer, block.get_submodule("gate")) for layer, block in find_sites(model, BLOCKS)]
+
+
+def _refuse_batching(*_: Any, **__: Any) -> None:
+    raise UsageError(
+        "continuous batching (generate_batch) packs tokens of several requests into one row and"
+        " cannot be recorded: call model.generate on a padded batch"
+    )
 
 
 def _sparse_layers(config: Any) -> list[int]:

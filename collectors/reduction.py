@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.trace.schema import COSINE_GAPS
 
 from .taps import Routing, to_uint
@@ -29,8 +31,10 @@ def checked_signals(signals: Collection[str]) -> frozenset[str]:
     """Return ``signals`` as a set.
 
     Raises:
-        UsageError: one is not of :data:`OPTIONAL_SIGNALS`.
+        UsageError: one is not of :data:`OPTIONAL_SIGNALS`, or ``signals`` is no list of names.
     """
+    if isinstance(signals, str) or not all(isinstance(name, str) for name in signals):
+        raise UsageError(f"signals={signals!r}: give a list of names, as in ['full_gate']")
     if unknown := sorted(set(signals) - set(OPTIONAL_SIGNALS)):
         raise UsageError(f"no signal {unknown[0]!r}: known are {', '.join(OPTIONAL_SIGNALS)}")
     return frozenset(signals)
@@ -126,6 +130,19 @@ class Reducer:
             cosines[:, : len(self._history)] = found
         self._history.appendleft(mean)
         return cosines
+
+
+def check_confidence(sure: ArrayLike) -> None:
+    """Refuse confidences of a pass, float [N], that are those of broken logits.
+
+    Raises:
+        TraceError: one is NaN.
+    """
+    if np.isnan(sure).any():
+        raise TraceError(
+            "the model's logits are NaN or infinite, so no token has a probability: check its"
+            " weights and its dtype (float16 overflows where bfloat16 does not)"
+        )
 
 
 def confidence(logits: Tensor, held: Tensor, mask_id: int) -> Tensor:

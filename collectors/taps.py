@@ -282,6 +282,7 @@ class HostCopy:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()  # the caller's loop may run without torch.no_grad()
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -59,8 +59,10 @@ class Importer(Protocol):
         ...
 
 
-def check_out(out: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, *, overwrite: bool, flag: str = "overwrite=True") -> None:
     """Refuse a directory that the trace could not go to, before a long file is read.
+
+    ``flag``: what the caller gives to have a trace replaced, for the message.
 
     Raises:
         UsageError: ``out`` is a file, or holds something and ``overwrite`` is not given.
@@ -68,9 +70,7 @@ def check_out(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: name a directory for the trace")
     if not overwrite and out.is_dir() and any(out.iterdir()):
-        raise UsageError(
-            f"{out} is not empty: choose another directory, or ask to overwrite it (--overwrite)"
-        )
+        raise UsageError(f"{out} is not empty: choose another directory, or give {flag}")
 
 
 def counted(number: int, one: str, many: str = "") -> str:

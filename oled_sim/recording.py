@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -82,9 +82,13 @@ class Recorder:
         Args:
             prompt: token ids of the prompt, [P] or [1, P].
             about: what the collector wants to know besides.
+
+        Raises:
+            UsageError: the block was left, or the prompt or ``about`` make no sense.
         """
-        assert self.collector is not None  # set before the body runs
-        return self.collector.request(prompt, **about)
+        if self.collector is None:
+            raise UsageError("the block of record() was left: a request belongs inside it")
+        return _Once(self.collector.request(prompt, **about), "request()")
 
     def note(self, sentence: str) -> None:
         """Keep a sentence about something that was left out, once."""
@@ -123,6 +127,7 @@ class Recorder:
 
     def close(self, failed: type[BaseException] | None) -> None:
         """Write what is left; raise what went wrong in the background unless ``failed``."""
+        self.collector = None
         if self._background is None or self._writer is None:
             return
         try:
@@ -146,7 +151,27 @@ def _difference(first: Manifest, second: Manifest) -> str:
     )
 
 
-@contextmanager
+_T = TypeVar("_T")
+
+
+class _Once(AbstractContextManager[_T]):
+    """A context manager that says so when it is entered again; ``name``: of what made it."""
+
+    def __init__(self, inner: AbstractContextManager[_T], name: str) -> None:
+        self._inner = inner
+        self._name = name
+        self._entered = False
+
+    def __enter__(self) -> _T:
+        if self._entered:
+            raise UsageError(f"this {self._name} was entered before: call {self._name} again")
+        self._entered = True
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inner.__exit__(*error)
+
+
 def record(
     model: Any,
     out: str | Path,
@@ -159,7 +184,7 @@ def record(
     source: str = "",
     overwrite: bool = False,
     **options: Any,
-) -> Iterator[Recorder]:
+) -> AbstractContextManager[Recorder]:
     """Record every generation in the ``with`` block as a request of the trace ``out``.
 
     Generated tokens are those of a run without it: hooks read, and draw no random number.
@@ -179,16 +204,35 @@ def record(
         overwrite: replace a trace that is there.
         options: of the collector.
 
+    Returns:
+        A context manager, to be entered once.
+
     Raises:
         UsageError: no collector knows the model, an option makes no sense, or ``out`` holds
             something and ``overwrite`` is not given.
         TraceError: a pass could not be recorded in full, from within the generation that ran it;
             or nothing was recorded at all, when the block is left.
     """
-    path = Path(out)
+    if isinstance(signals, str):  # a sequence too, of letters
+        raise UsageError(f"signals={signals!r}: give a list, as in signals=[{signals!r}]")
+    for option, value in (("name", name), ("stands_for", stands_for), ("source", source)):
+        if not isinstance(value, str | None):
+            raise UsageError(f"{option}={value!r}: give a text")
+    wishes = Wishes(tuple(signals), redact, name, stands_for, source)
+    return _Once(_recording(model, Path(out), collector, wishes, overwrite, options), "record()")
+
+
+@contextmanager
+def _recording(
+    model: Any,
+    path: Path,
+    collector: str | None,
+    wishes: Wishes,
+    overwrite: bool,
+    options: dict[str, Any],
+) -> Iterator[Recorder]:
     check_out(path, overwrite=overwrite)
     plugin = plugins.load(plugins.LIVE_COLLECTORS, collector) if collector else _find(model)
-    wishes = Wishes(tuple(signals), redact, name, stands_for, source)
     recorder = Recorder(path, overwrite=overwrite)
     live = _made(plugin, model, recorder, wishes, options)
     recorder.collector = live

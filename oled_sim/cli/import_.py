@@ -83,7 +83,7 @@ def _import(importer: Importer, file: Path, out: Path, options: dict[str, Any]) 
     if stands_for is not None:
         find_geometry(stands_for)
     own = plugin_arguments(importer, options)
-    check_out(out, overwrite=options["overwrite"])
+    check_out(out, overwrite=options["overwrite"], flag="--overwrite")
     before = _seal(out)
     with share_progress(f"Importing {file.name}") as on_progress:
         try:

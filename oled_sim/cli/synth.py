@@ -122,7 +122,7 @@ def _write(
     from oled_sim.synthesis.generate import write_synthetic
 
     for folder in folders.values():
-        check_out(folder, overwrite=overwrite)
+        check_out(folder, overwrite=overwrite, flag="--overwrite")
     began, summaries = time.perf_counter(), []
     with _progress(requests * len(recipes)) as advance:
         for name, recipe in recipes.items():

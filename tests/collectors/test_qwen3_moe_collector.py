@@ -166,6 +166,24 @@ def test_beams_are_refused(tmp_path):
         generate(model)
 
 
+class Packing(Qwen3MoeForCausalLM):
+    """Batches continuously, as transformers does: all tokens in one row, not by ``generate``."""
+
+    def generate_batch(self, inputs):
+        return self(input_ids=torch.tensor([[token for row in inputs for token in row]]))
+
+
+def test_continuous_batching_is_refused(tmp_path):
+    model = Packing()
+    with (
+        pytest.raises(UsageError, match=r"continuous batching .* call model.generate on a padded"),
+        oled_sim.record(model, tmp_path / "t"),
+    ):
+        model.generate_batch([[1, 2], [3]])
+    assert not (tmp_path / "t").exists()
+    assert model.generate_batch([[1, 2], [3]]).logits.shape[1] == 3
+
+
 class Uncached(Qwen3MoeForCausalLM):
     """Runs the whole text again for every token."""
 
@@ -214,3 +232,120 @@ def test_transformers_own_qwen3_moe(tmp_path):
         at = request.position[request.row_token[rows]]
         want = logits[request.event_layer[v]][at].topk(TOP_K).indices.numpy()
         assert np.array_equal(request.experts[rows], want)
+
+
+BLOCKS = {"mask_id": MASK, "block_length": 4}
+
+
+def test_a_loop_that_keeps_gradients_is_recorded(tmp_path):
+    model = Qwen3MoeForCausalLM(seed=5).requires_grad_(True)
+    with (
+        oled_sim.record(model, tmp_path / "t", **BLOCKS, signals=SIGNALS) as recorder,
+        recorder.request([1, 2]),
+    ):
+        diffuse(model, [1, 2], 6, 4)
+    model.requires_grad_(False)
+    with (
+        oled_sim.record(model, tmp_path / "u", **BLOCKS, signals=SIGNALS) as recorder,
+        recorder.request([1, 2]),
+    ):
+        diffuse(model, [1, 2], 6, 4)
+    kept, plain = (open_trace(tmp_path / name).read(0) for name in "tu")
+    for signal in ("experts", "gates", "confidence", "full_gate", "embedding", "cosines"):
+        assert np.array_equal(getattr(kept, signal), getattr(plain, signal), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"block_length": 0}, "block_length=0: give a whole number of at least 1"),
+        ({"block_length": -4}, "block_length=-4: give a whole number of at least 1"),
+        ({"block_length": "4"}, "block_length='4': give a whole number of at least 1"),
+        ({"block_length": True}, "block_length=True: give a whole number of at least 1"),
+        ({"mask_id": 1.5}, "mask_id=1.5: give a whole number of at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: give a whole number of at least 1"),
+        ({"eos_id": "</s>"}, "eos_id='</s>': give a whole number of at least 0"),
+        ({"signals": "full_gate"}, "signals='full_gate': give a list, as in"),
+        ({"signals": [7]}, "give a list of names"),
+        ({"name": 5}, "name=5: give a text"),
+    ],
+)
+def test_an_option_that_makes_no_sense_costs_one_sentence(tmp_path, options, sentence):
+    with (
+        pytest.raises(UsageError, match=sentence),
+        oled_sim.record(Qwen3MoeForCausalLM(), tmp_path / "t", **(BLOCKS | options)),
+    ):
+        pass
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [
+        ("text", "a prompt is token ids, .* not a str: give input_ids"),
+        ({"input_ids": [1]}, "a prompt is token ids, .* not a dict: give input_ids"),
+        ([1.5, 2.0], "whole numbers, not torch.float32"),
+        ([[1], [2]], r"a prompt of shape \[2, 1\]: give one request"),
+    ],
+)
+def test_a_prompt_that_is_none_costs_one_sentence(tmp_path, prompt, sentence):
+    with (
+        pytest.raises(UsageError, match=sentence),
+        oled_sim.record(Qwen3MoeForCausalLM(), tmp_path / "t", **BLOCKS) as recorder,
+        recorder.request(prompt),
+    ):
+        pass
+
+
+def test_broken_logits_are_called_that(tmp_path):
+    model = Qwen3MoeForCausalLM()
+    model.lm_head.weight.fill_(torch.nan)
+    with (
+        pytest.raises(TraceError, match="the model's logits are NaN or infinite"),
+        oled_sim.record(model, tmp_path / "t"),
+    ):
+        generate(model)
+    with (
+        pytest.raises(TraceError, match="the model's logits are NaN or infinite"),
+        oled_sim.record(model, tmp_path / "t", **BLOCKS) as recorder,
+        recorder.request([1]),
+    ):
+        diffuse(model, [1], 3, 4)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_dense_model_is_said_to_have_no_experts(tmp_path):
+    model = Qwen3MoeForCausalLM()
+    for layer in model.model.layers:
+        layer.mlp = nn.Linear(16, 16)
+    with (
+        pytest.raises(UsageError, match="this Qwen3MoeForCausalLM has no MoE layers"),
+        oled_sim.record(model, tmp_path / "t"),
+    ):
+        pass
+
+
+def test_blocks_are_entered_once_and_one_after_the_other(tmp_path):
+    model = Qwen3MoeForCausalLM()
+    recording = oled_sim.record(model, tmp_path / "t", **BLOCKS)
+    with recording as recorder:
+        request = recorder.request([1])
+        with request:
+            diffuse(model, [1], 3, 4)
+            with (
+                pytest.raises(UsageError, match="a request is open already"),
+                recorder.request([2]),
+            ):
+                pass
+        with pytest.raises(UsageError, match=r"this request\(\) was entered before"), request:
+            pass
+    with pytest.raises(UsageError, match=r"this record\(\) was entered before"), recording:
+        pass
+    with pytest.raises(UsageError, match=r"the block of record\(\) was left"):
+        recorder.request([1])
+    with (
+        pytest.raises(UsageError, match=r"is not empty: .* give overwrite=True"),
+        oled_sim.record(model, tmp_path / "t", **BLOCKS),
+    ):
+        pass
+    assert open_trace(tmp_path / "t").requests == (0,)
