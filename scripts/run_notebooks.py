@@ -13,6 +13,8 @@ def main(paths: list[str]) -> None:
     """Run the notebooks that are named, or all of ``notebooks/``."""
     folder = Path(__file__).parents[1] / "notebooks"
     for path in map(Path, paths or sorted(map(str, folder.glob("*.ipynb")))):
+        if not path.is_file():
+            sys.exit(f"{path} is no file: name notebooks, such as notebooks/00_tour.ipynb")
         write_notebook(path, run_notebook(path.resolve()))
         print(path.name)
 

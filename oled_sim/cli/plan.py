@@ -142,7 +142,7 @@ def plan(
     )
     check_files({"--plot": plot}, forms={"--plot": FIGURE}, force=force)
     costs = load_costs(question.model, profile, extrapolate=extrapolate)
-    memory = parse_bytes(gpu_memory) if gpu_memory else costs.profile.hardware.gpu_memory_bytes
+    memory = _bytes(gpu_memory) if gpu_memory else costs.profile.hardware.gpu_memory_bytes
     with progress(_kernels(question)) as report:
         found = answer(question, costs, memory, report)
     if plot is not None:
@@ -153,6 +153,17 @@ def plan(
     from oled_sim.cli.plan_table import print_answer
 
     print_answer(found)
+
+
+def _bytes(memory: str) -> int:
+    """Return GPU memory in bytes; a small number without a unit is a slip."""
+    from oled_sim.engine.budget import parse_bytes
+    from oled_sim.errors import UsageError
+
+    found = parse_bytes(memory)
+    if memory.strip().isdecimal() and found < 1 << 20:
+        raise UsageError(f"--gpu-memory {memory} has no unit: write {memory}GiB")
+    return found
 
 
 def parse_time_us(text: str) -> float:

@@ -29,6 +29,12 @@ Examples:
 PAGE, TABLE = "reproduction.md", "reproduction.parquet"
 
 
+QUICK = (
+    "A quick run: few requests of the traces that ship. It shows that everything works; figures and"
+    " verdicts of the whole grids are others (docs/reproduction.md, where claims are explained)."
+)
+
+
 @click.command(epilog=EPILOG)
 @click.option("--quick", is_flag=True, help="The quick experiments: bundled traces, few requests.")
 @results_options
@@ -62,6 +68,7 @@ def reproduce(
     from oled_sim.cli.measuring import measure, size_and_folder
     from oled_sim.engine.output import NewFile
     from oled_sim.engine.results import write_table
+    from oled_sim.errors import UsageError
     from oled_sim.scoreboard.board import judge_all, load_claims
     from oled_sim.scoreboard.table import board_table
     from oled_sim.scoreboard.text import markdown
@@ -71,14 +78,22 @@ def reproduce(
     if not no_run:
         measure(_experiments_of(claims), size, folder, jobs)
     tables = _tables(claims, folder)
+    if not tables:
+        raise UsageError(
+            f"{folder} holds no table of an experiment: leave --no-run out, or name the folder of"
+            " another run with --out"
+        )
     tables |= _replays(measured)
     board = judge_all(claims, tables, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / TABLE, board_table(board), {"size": size, "seed": seed})
     with NewFile(folder / PAGE) as file:
-        text = markdown(board, _coverage(tables, folder, size))
+        text = QUICK + "\n\n" if quick else ""
+        text += markdown(board, _coverage(tables, folder, size))
         file.temporary.write_text(text, encoding="utf-8")
     _print(board, as_json=as_json)
+    if quick and not as_json:
+        click.echo(QUICK)
 
 
 def _experiments_of(claims: Iterable[Claim]) -> list[str]:

@@ -17,7 +17,7 @@ from oled_sim import __version__
 from oled_sim.costs.store import load_profile, to_toml
 from oled_sim.engine.output import NewFile
 from oled_sim.engine.results import write_table
-from oled_sim.errors import UsageError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.experiment.base import Experiment, Point, Rows, Size, name_of
 from oled_sim.experiment.inputs import Inputs, SyntheticTrace
 from oled_sim.experiment.sources import digest_of
@@ -99,8 +99,11 @@ class Store:
 
         Returns:
             The table.
+
+        Raises:
+            MeasurementError: a part cannot be read.
         """
-        parts = [pq.read_table(self.part(p)).replace_schema_metadata() for p in points]
+        parts = [_rows_of(self.part(p)) for p in points]
         table = pa.concat_tables(parts, promote_options="permissive")
         path = self.table(experiment.name)
         manifest = self._manifest(experiment, points, size)
@@ -179,6 +182,17 @@ class Store:
                 "status": profile.status,
             }
         return self._profiles[name]
+
+
+def _rows_of(part: Path) -> pa.Table:
+    """Return what was measured of a point."""
+    try:
+        return pq.read_table(part).replace_schema_metadata()
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise MeasurementError(
+            f"{part} is damaged ({reason}): delete it and run again, which measures it anew"
+        ) from None
 
 
 def _read(manifest: Path) -> dict[str, Any]:

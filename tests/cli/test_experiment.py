@@ -62,6 +62,17 @@ def test_a_second_run_measures_nothing(capsys, tmp_path, mine):
     assert [f["measured"] for f in (*first, *second)] == [4, 0]
 
 
+def test_a_damaged_part_is_named(capsys, tmp_path, mine):
+    arguments = [mine, "--quick", "--out", tmp_path / "out", "--jobs", 1]
+    run(capsys, *arguments)
+    part = next((tmp_path / "out" / "parts").glob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:100])
+    code, _, err = run(capsys, *arguments)
+    assert code == 1 and part.name in err and "delete it and run again" in err
+    part.unlink()
+    assert run(capsys, *arguments)[0] == 0
+
+
 def test_sizes_are_told_apart(capsys, tmp_path, mine):
     out = tmp_path / "out"
     run(capsys, mine, "--quick", "--out", out, "--jobs", 1)

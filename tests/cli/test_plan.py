@@ -123,6 +123,7 @@ def test_the_same_question_gives_the_same_bytes(toy):
         (["--target-tpot", "50"], "is no time per token"),
         (["--target-tpot", "0ms"], "is no time per token"),
         (["--target-tpot", "50ms", "--gpu-memory", "lots"], "is not a size"),
+        (["--target-tpot", "50ms", "--gpu-memory", "12"], "has no unit: write 12GiB"),
         (["--target-tpot", "50ms", "--policy", "ideal"], "knows the future"),
         (["--target-tpot", "50ms", "--policy", "full"], "no cache size"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from oled_sim.cli.main import cli
-from oled_sim.errors import MeasurementError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.experiment import experiment_names
 from oled_sim.scoreboard.board import judge_all, load_claims, machine_of, replay_table
 from oled_sim.scoreboard.claim import REPLAYS, Claim
@@ -214,3 +214,11 @@ def test_the_command_judges_what_is_there(tmp_path):
     again = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert "strongest-average" in again.stdout
     assert (tmp_path / "reproduction.md").read_bytes() == first
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    arguments = ["reproduce", "--no-run", "--out", str(tmp_path / "mistyped")]
+    result = CliRunner().invoke(cli, arguments)
+    assert isinstance(result.exception, UsageError)
+    assert "holds no table of an experiment" in str(result.exception)
+    assert not (tmp_path / "mistyped").exists()
