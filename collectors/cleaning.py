@@ -142,7 +142,14 @@ def dummy_tokens(
 
 
 def _begins_alike(recorded: Recorded, wanted: NDArray[np.bool_], least: int) -> bool:
-    """Return whether the first tokens have one route in their first layer: a cheap first look."""
+    """Return whether the first tokens have one route in their first layer: a cheap first look.
+
+    It tells where every token has a route in every layer; elsewhere a token may be a dummy by other
+    layers alone.
+    """
+    layers = len(np.unique(recorded.layer[wanted]))
+    if np.count_nonzero(wanted) < layers * len(recorded.step):
+        return True
     early = np.flatnonzero(wanted & (recorded.token < least))
     ids = recorded.experts[early[recorded.layer[early] == recorded.layer[early[:1]]]]
     return bool((ids == ids[:1]).all())

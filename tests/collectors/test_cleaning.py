@@ -67,6 +67,12 @@ def test_as_a_plain_search_finds_them(data, tokens, layers, anywhere):
     assert found.tolist() == search(tokens, layers, routes, starts if anywhere else first)
 
 
+def test_a_token_may_be_a_dummy_by_the_layers_that_hold_it():
+    routes = {(0, 0): 1, (1, 0): 1, (2, 0): 2, (0, 1): 1, (1, 1): 1, (3, 1): 1}
+    found = cleaning.dummy_tokens(recorded(4, 2, routes), np.ones(6, np.bool_), None)
+    assert found.tolist() == [False, False, False, True]
+
+
 def test_padding_between_them_does_not_count():
     routes = {(t, 0): 1 for t in range(4)}
     request = recorded(4, 1, routes)
