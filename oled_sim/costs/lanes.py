@@ -230,7 +230,10 @@ def _pack(
 
 def _host(profile: Profile) -> dict[str, float]:
     """Return what the host adds, by the names that tables have for it, µs."""
-    names = ("per_pass", "per_event", "per_arrival", "per_cpu_job", "per_prefetch")
+    names = (
+        "per_pass", "per_event", "per_arrival", "per_cpu_job", "per_prefetch",
+        "per_cpu_job_beside_copies",
+    )  # fmt: skip
     found = {name: getattr(profile.host, name, None) for name in names}
     return {f"{name}_us": value.expected if value else 0.0 for name, value in found.items()}
 

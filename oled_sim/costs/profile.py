@@ -133,10 +133,12 @@ class Host(_Strict, frozen=True):
     Attributes:
         per_pass: to every pass: what is done before its first and after its last kernel.
         per_event: to every MoE layer: from a gate's routing on the host to copies and kernels.
-        per_arrival: to every MoE layer that waits for a copy: noticing the last arrival.
+        per_arrival: to the last experts of a layer that are copied: noticing that they are there.
         per_cpu_job: to every job of the CPU lane, beside a host that polls.
         per_prefetch: to every prefetch: noticing that the one before has come, letting it in and
             starting the next. None in profiles of before this was measured; counts as nothing.
+        per_cpu_job_beside_copies: more to a job of the CPU lane in an event that copies, too:
+            first the host queues copies. None likewise.
     """
 
     per_pass: Quantiles
@@ -144,6 +146,7 @@ class Host(_Strict, frozen=True):
     per_arrival: Quantiles
     per_cpu_job: Quantiles
     per_prefetch: Quantiles | None = None
+    per_cpu_job_beside_copies: Quantiles | None = None
 
 
 class Hardware(_Strict, frozen=True):

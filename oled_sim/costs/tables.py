@@ -63,8 +63,9 @@ class CostTables(NamedTuple):
             a bit set are busy.
         launch_us: host time of one kernel launch.
         synchronize_us: host time of waiting for a finished kernel.
-        per_pass_us, per_event_us, per_arrival_us, per_cpu_job_us, per_prefetch_us: what the host
-            adds, see :class:`oled_sim.costs.profile.Host`.
+        per_pass_us, per_event_us, per_arrival_us, per_cpu_job_us, per_prefetch_us,
+            per_cpu_job_beside_copies_us: what the host adds, see
+            :class:`oled_sim.costs.profile.Host`.
         extrapolate: whether the last cell's line continues outside the profiled range.
     """
 
@@ -78,6 +79,7 @@ class CostTables(NamedTuple):
     per_arrival_us: float
     per_cpu_job_us: float
     per_prefetch_us: float
+    per_cpu_job_beside_copies_us: float
     extrapolate: bool
 
 

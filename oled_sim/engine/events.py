@@ -184,7 +184,7 @@ def advance(state, course, tables):
             if work[HELD] > 0:
                 release_held(work, queue)
                 return ARRIVED
-            _start_merge(lanes, course, tables)
+            _start_merge(lanes, course)
         else:  # a job of the GPU lane alone
             if finish_gpu(lanes, queue, tables) == ARRIVED:
                 return ARRIVED
@@ -256,13 +256,10 @@ def release_held(work, queue):
 
 
 @inlined
-def _start_merge(lanes, course, tables):
-    """Sum all parts; if the last of them arrived, the host had to notice it first."""
+def _start_merge(lanes, course):
+    """Sum all parts."""
     v = lanes.work[EVENT]
-    merge_us = course.merge_us[v]
-    if course.counts[v, N_DEMAND] + course.counts[v, N_LATE] > 0:
-        merge_us += tables.per_arrival_us
-    run_on_gpu(lanes, MERGE, merge_us, course.event_layer[v], course.rows[v])
+    run_on_gpu(lanes, MERGE, course.merge_us[v], course.event_layer[v], course.rows[v])
     lanes.work[PHASE] = MERGING
 
 

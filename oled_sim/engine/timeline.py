@@ -5,12 +5,14 @@ the set of the others, so rates are constant between two completions: time advan
 completion to the next. Jobs of an event, from the gate on:
 
 - GPU: one grouped kernel over the residents, then the shared expert, then arrivals. Whenever the
-  lane is free it takes everything that has arrived by then as one grouped call.
+  lane is free it takes everything that has arrived by then as one grouped call; that the last one
+  is there, the host has to notice first.
 - H2D: demand transfers in the order of ``Event.experts``, each into a staging slot; then queued
   prefetches, as long as one more staging slot stays free for demand. The host takes these from the
   queue one by one, which costs it a while before each copy.
 - CPU: one job, the activations' way there and the sums' way back plus the workers' makespan. All
-  tokens of the event are sent, in one piece.
+  tokens of the event are sent, in one piece; where experts are copied as well, once the first
+  copies are queued.
 
 Critical path: every job starts the moment the last thing it waited for ends, so the time from the
 gate to the layer's end is a chain of jobs; each lane is credited with its links of that chain.
@@ -381,7 +383,10 @@ def _next_gpu_job(time, work, tables):
     _note_job(work, GPU, kind, work[LAYER], -1, experts, tokens)
     if kind == SHARED:
         return kind, time[SHARED_US]
-    return kind, gpu_experts_us(tables, experts, tokens)
+    noticed_us = 0.0
+    if kind == ARRIVALS and work[INCOMING] == 0:
+        noticed_us = tables.per_arrival_us
+    return kind, noticed_us + gpu_experts_us(tables, experts, tokens)
 
 
 @inlined
@@ -428,7 +433,10 @@ def _start_cpu(work, tables):
     work[CPU_DUE] = 0
     experts, tokens = work[CPU_EXPERTS], work[CPU_TOKENS]
     _note_job(work, CPU, EXPERTS, work[LAYER], -1, experts, tokens)
-    return cpu_link_us(tables, work[TOKENS]) + cpu_experts_us(tables, experts, tokens)
+    link_us = cpu_link_us(tables, work[TOKENS])
+    if work[DEMANDS] > 0:
+        link_us += tables.per_cpu_job_beside_copies_us
+    return link_us + cpu_experts_us(tables, experts, tokens)
 
 
 @inlined

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from oled_sim.geometry import CostGeometry
 from oled_sim.hardware.cpu_experts import LOOKS, CpuExperts
+from oled_sim.hardware.graphs import Graphs
 from oled_sim.hardware.rows import EventRows
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class CpuLane:
         shape = (most_tokens, cost.hidden_size)
         with torch.inference_mode(False):
             self._back = torch.zeros(shape, dtype=place.dtype, device=place.device)
-        self._link = _Link() if place.cuda else None
+        self._link = _Link(place.device) if place.cuda else None
         if self._link is not None:  # compile the kernel now
             self._link.send(self._back[:1], self._workers.x[:1])
             self._link.read(self._workers.sums[:1], self._back[:1])
@@ -78,6 +79,16 @@ class CpuLane:
         self._tokens = 0
         self._sent = self._working = self._closed = False
         self._error: BaseException | None = None
+
+    def capture(self, x: Tensor) -> None:
+        """Capture the way there and back of events with input ``x`` [T, h]: launches cost less.
+
+        The device must be idle, and jobs run on the stream that is current now.
+        """
+        if self._link is not None:
+            tokens = len(x)
+            self._link.capture(x, self._workers.x[:tokens])
+            self._link.capture(self._workers.sums[:tokens], self._back[:tokens])
 
     def submit(self, layer: int, x: Tensor, rows: EventRows, which: NDArray[np.integer]) -> None:
         """Start the experts at positions ``which`` (int [n], n ≥ 1) of an event; return at once.
@@ -165,24 +176,37 @@ class CpuLane:
 class _Link:
     """Copies between a GPU and page-locked memory by kernels on the current stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         # Triton is there wherever torch has CUDA.
         from oled_sim.hardware import copy_kernels
 
         self._copy: Any = copy_kernels.copy
+        self._graphs = Graphs(device)
         self.sent, self._taken = torch.cuda.Event(), torch.cuda.Event()
+
+    def capture(self, source: Tensor, target: Tensor) -> None:
+        """Capture a copy of these two."""
+        self._graphs.capture(_key(source, target), lambda: self._launch(source, target))
 
     def send(self, x: Tensor, there: Tensor) -> None:
         """Copy to the host once the results before have been read; ``sent`` tells when."""
         self._taken.wait()
-        self._launch(x, there)
+        self._run(x, there)
         self.sent.record()
 
     def read(self, there: Tensor, back: Tensor) -> None:
         """Copy to the device."""
-        self._launch(there, back)
+        self._run(there, back)
         self._taken.record()
+
+    def _run(self, source: Tensor, target: Tensor) -> None:
+        if not self._graphs.replay(_key(source, target)):
+            self._launch(source, target)
 
     def _launch(self, source: Tensor, target: Tensor) -> None:
         size = source.numel()
         self._copy[(-(-size // CHUNK),)](source, target, size, chunk=CHUNK)
+
+
+def _key(source: Tensor, target: Tensor) -> tuple[int, int, int]:
+    return (source.data_ptr(), target.data_ptr(), source.numel())

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from oled_sim.hardware.machine import ExpertMachine
     from oled_sim.hardware.slot_map import SlotMap
 
-EAGER = 2
-"""Copies that are queued before anything else, so that the copy engine starts at once."""
+FIRST, EAGER = 1, 3
+"""Copies that are queued before anything else, so that the copy engine starts at once, and those
+that follow when the CPU has its job, so that it does not run dry: queueing all takes a while."""
 
 
 class Activations(Protocol):
@@ -163,7 +164,7 @@ class LayerRun:
         """Free the slots of who was dropped, and queue the first copies: the rest can wait."""
         for slot in self._arranged.freed.tolist():
             self._slots.release(slot, None)
-        self._submit(EAGER)
+        self._submit(FIRST)
 
     def begin(self, rows: EventRows) -> None:
         """Hand the CPU its experts, launch residents and shared expert, queue all copies.
@@ -172,9 +173,11 @@ class LayerRun:
             rows: the event's routed rows, of the same experts in the same order.
         """
         machine, arranged = self._machine, self._arranged
-        machine.grouped.load(rows)
         if not self._computed:
             machine.cpu.submit(self._layer, self._activations.x, rows, arranged.cpu)
+        self._submit(EAGER)
+        self._look_after_cpu()
+        machine.grouped.load(rows)
         if len(arranged.hits):
             self._launch(arranged.hits, arranged.slots)
             self._hits_mark = self._last

@@ -80,6 +80,7 @@ class Machine(ExpertMachine):
         backbone.capture(contexts, self.cpu.sums[: backbone.block])
         backbone.begin_pass(backbone.block, 0)
         self.grouped.capture(backbone.x, backbone.out)
+        self.cpu.capture(backbone.x)
         self.synchronize()
 
 

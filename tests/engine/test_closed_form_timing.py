@@ -10,10 +10,12 @@ A pass begins with embedding and the dense layer: 5 + 100 + 40 = 145. The first 
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 
 from oled_sim.costs.lanes import LaneCosts
+from oled_sim.costs.profile import Host, Quantiles
 from oled_sim.costs.store import load_profile
 from oled_sim.engine.batch import make_batch
 from oled_sim.engine.members import lockstep
@@ -100,6 +102,35 @@ def test_one_miss():
         ("demand", 275, 425),
         ("arrivals", 425, 477),
     ]
+
+
+def with_host(**host_us):
+    """The costs by hand, and what the host adds."""
+    parts = ("per_pass", "per_event", "per_arrival", "per_cpu_job", "per_cpu_job_beside_copies")
+    host = {name: host_us.get(name, 0.0) for name in parts}
+    host = Host(**{name: Quantiles(us, us, us, 1) for name, us in host.items()})
+    return LaneCosts(msgspec.structs.replace(costs_by_hand().profile, host=host))
+
+
+def test_the_host_has_to_notice_the_last_arrival():
+    costs = with_host(per_arrival=7.0)
+    run = single(Scripted(), [[0], [1]], costs=costs)
+    # The first copy ends at 425, its expert at 477; of the second, there at 575, the host knows
+    # at 582: one expert more, 634.
+    assert times(run) == [GATE, 634, 644]
+    # With four experts on the CPU until 275 + 20 + 1000 = 1295 nobody waits for that.
+    run = single(Scripted(cpu=(1, 2, 3, 4)), [[0], [1], [2], [3], [4]], costs=costs)
+    assert times(run) == [GATE, 1295, 1305]
+    assert run.jobs("arrivals") == [("arrivals", 425, 484)]
+
+
+def test_beside_copies_the_cpu_begins_later():
+    costs = with_host(per_cpu_job_beside_copies=30.0)
+    run = single(Scripted(cpu=(1, 2)), [[0], [1], [2]], costs=costs)
+    # Two experts on the CPU: 275 + 20 + 30 + 500; the copy's expert was done at 477.
+    assert times(run) == [GATE, 825, 835]
+    run = single(Scripted(residents=((0, 0),), cpu=(1, 2)), [[0], [1], [2]], costs=costs)
+    assert times(run) == [GATE, 795, 805]
 
 
 def test_all_on_cpu():

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="measuring runs real kernels, which need torch")
 
 from oled_sim.costs.lanes import LaneCosts  # noqa: E402
-from oled_sim.geometry import GEOMETRIES, CostGeometry  # noqa: E402
+from oled_sim.engine.batch import make_batch  # noqa: E402
+from oled_sim.engine.budget import Budget  # noqa: E402
+from oled_sim.engine.rules import Group, Rules  # noqa: E402
+from oled_sim.engine.simulation import Simulation  # noqa: E402
+from oled_sim.engine.state import EVENT_COUNTS  # noqa: E402
+from oled_sim.geometry import GEOMETRIES, CostGeometry, RoutingGeometry  # noqa: E402
+from oled_sim.hardware.measuring import trials  # noqa: E402
 from oled_sim.hardware.measuring.axes import (  # noqa: E402
     ExpertAxes,
     cpu_axes,
@@ -32,6 +38,7 @@ from oled_sim.hardware.measuring.rig import built  # noqa: E402
 from oled_sim.hardware.measuring.sweep import Sweep  # noqa: E402
 from oled_sim.hardware.measuring.timing import Clock, between_us, spread  # noqa: E402
 from oled_sim.hardware.place import Place  # noqa: E402
+from oled_sim.testing.by_hand import costs_by_hand  # noqa: E402
 
 MINI = GEOMETRIES["llada2.0-mini"]
 SMALL = CostGeometry("small", 64, 128, 32, 4, 1, 16, 4, 1, 4, 2, 16, 512, weight_bytes=4)
@@ -166,6 +173,31 @@ def test_the_parts_of_a_layer_add_up_to_the_layer():
     assert tables["dense_layer"].median_us[1] == 660.0
     short = tables["dense"].median_us[1][axes.context.index(0)]
     assert short == 340.0 - axes.usual_context
+
+
+@pytest.mark.parametrize(
+    ("trial", "hits", "copies", "on_cpu"),
+    [
+        (trials.Trial(0, 0, 8), 14, 0, 0),
+        (trials.Trial(0, 5, 8), 9, 5, 0),
+        (trials.Trial(6, 0, 8), 8, 0, 6),
+        (trials.Trial(6, 5, 8), 3, 5, 6),
+    ],
+)
+def test_trials_do_in_every_event_what_they_are_for(trial, hits, copies, on_cpu):
+    """14 of 64 experts are activated, in every layer and pass."""
+    geometry, costs = RoutingGeometry((1, 2), 64, 4), costs_by_hand()
+    simulation = Simulation(
+        trials.policy_of(geometry, trial), geometry, costs,
+        Budget(cache=trials.slots_of(64)), Rules(staging=trials.STAGING),
+    )  # fmt: skip
+    batch = make_batch([trials.request_of(geometry, trial)], geometry, costs)
+    counts = simulation.run_group(Group("counted", (0,)), batch).course.counts[2:]  # after a pass
+    found = {name: counts[:, EVENT_COUNTS.index(name)] for name in EVENT_COUNTS}
+    assert len(counts) >= trial.events
+    assert (found["hits"] == hits).all()
+    assert (found["demand"] == copies).all()
+    assert (found["cpu_misses"] == on_cpu).all()
 
 
 def test_a_load_goes_on_until_it_is_stopped_and_tells_what_went_wrong():

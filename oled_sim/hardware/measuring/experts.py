@@ -123,13 +123,16 @@ def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
     sweep.grid("cpu_experts", a.experts, a.tokens_per_expert, times)
 
 
-def measure_cpu_link(sweep: Sweep, rig: Rig) -> None:
+def measure_cpu_link(sweep: Sweep, rig: Rig, block: int) -> None:
     """What a job of the CPU lane takes besides the workers' makespan, by tokens of the event.
 
-    From handing it in until the workers begin, and on the GPU until it has read the sums.
+    From handing it in until the workers begin, and on the GPU until it has read the sums. Up to
+    ``block`` tokens both ways are captured, as a replay does.
     """
 
     def times(tokens: int) -> list[float]:
+        if tokens <= block:
+            rig.lane.capture(rig.x[:tokens])
         job = LaneJob(rig, 1, 1, tokens)
         job()  # the first of a shape is compiled, which would count as a long job
 

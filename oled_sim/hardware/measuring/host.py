@@ -2,9 +2,9 @@
 
 A few passes with made-up routes run on the lanes just measured, through as many layers as the
 model has (fewer would stay in the caches of host and GPU), and the simulator predicts the same
-passes from the tables. What a pass, an event, an event with arrivals and one with a job of the CPU
-lane take longer than their parts is the host's: Python between the launches, and noticing that
-something has ended.
+passes from the tables. What a pass, an event, an event with arrivals, one with a job of the CPU
+lane and one with both take longer than their parts is the host's: Python between the launches, and
+noticing that something has ended.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from oled_sim.hardware.machine import Machine
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.timing import spread
 from oled_sim.hardware.measuring.trials import (
+    BESIDE,
     CONTEXT,
     JOB,
     RENEWED,
@@ -50,7 +51,6 @@ from oled_sim.hardware.replay import load_residents, no_garbage_collection
 from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
-from oled_sim.policy import Lane
 
 SHARE = 0.5
 """Of the GPU's free memory, what the experts of the trial's layers may take."""
@@ -97,22 +97,24 @@ def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
     machine = _machine(rig, depth(rig, quick=quick))
     few, many = (12, 16) if quick else (120, 240)
     trials = (
-        Trial(Lane.TRANSFER, 0, 0, many),
-        Trial(Lane.TRANSFER, 0, RENEWED, few),
-        Trial(Lane.CPU, JOB, 0, few),
+        Trial(0, 0, many),
+        Trial(0, RENEWED, few),
+        Trial(JOB, 0, few),
+        Trial(JOB, BESIDE, few),
     )
     rounds = 1 if quick else ROUNDS
     found = [[_gaps(rig, machine, costs, trial) for trial in trials] for _ in range(rounds)]
-    hits, copies, jobs = (_pooled(of_trial) for of_trial in zip(*found, strict=True))
+    hits, copies, jobs, both = (_pooled(of_trial) for of_trial in zip(*found, strict=True))
     per_prefetch = _prefetch_gaps(machine, costs, rig.cost, many)
     machine.copies.close()
-    per_event = hits.events.mean()
+    per_event, per_job = hits.events.mean(), jobs.events.mean()
     return Host(
         per_pass=_quantiles(hits.passes),
         per_event=_quantiles(hits.events),
         per_arrival=_quantiles(copies.events - per_event),
         per_cpu_job=_quantiles(jobs.events - per_event),
         per_prefetch=_quantiles(per_prefetch),
+        per_cpu_job_beside_copies=_quantiles(both.events - max(per_event, per_job)),
     )
 
 
@@ -152,7 +154,7 @@ def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
     whole = [r.course.pass_times[:, 1] - r.course.pass_times[:, 0] for r in (predicted, measured)]
     outside = [w - e.reshape(-1, layers).sum(axis=1) for w, e in zip(whole, lengths, strict=True)]
     gaps = lengths[1] - lengths[0]
-    if trial.lane == Lane.CPU:  # what the workers themselves took longer than the table is not ours
+    if trial.on_cpu:  # what the workers themselves took longer than the table is not ours
         table = predicted.course.times[:, T_BUSY + CPU] - costs.cpu_link_us(TOKENS)
         gaps -= np.array(machine.cpu.computed_us) - table  # type: ignore[attr-defined]
     elif trial.renewed:  # nor what the copies themselves did
@@ -169,7 +171,7 @@ def _prefetch_gaps(
     By pass: its time over its prefetches, less the same in the simulator, which only copies.
     """
     geometry = _routing(cost, len(machine.experts.packed))
-    trial = Trial(Lane.TRANSFER, 0, 0, events, prefetches=True)
+    trial = Trial(0, 0, events, prefetches=True)
     predicted, measured = (
         _per_prefetch_us(_run(machine, costs, geometry, trial, live=live)) for live in (False, True)
     )

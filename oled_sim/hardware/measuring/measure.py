@@ -126,8 +126,9 @@ def _measure_all(sweep: Sweep, rig: Rig, plan: Plan) -> Interference:
     measure_batches(sweep, rig, cache_bytes, 0 if small else L2_MULTIPLE_BYTES)
     measure_cpu_experts(sweep, rig)
     measure_gpu_experts(sweep, rig)
-    measure_cpu_link(sweep, rig)
     interference = measure_interference(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
+    # After the slow-downs: captured ways there wait for what another stream has queued.
+    measure_cpu_link(sweep, rig, block=plan.block)
     measure_cpu_experts(sweep, rig)  # again: neighbours take a shared machine's memory by turns
     measure_h2d(sweep, rig)
     return interference

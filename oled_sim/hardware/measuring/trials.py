@@ -1,7 +1,7 @@
 """Made-up runs that show what the host adds: routes, residents and policies.
 
-Their tokens spread evenly over a set of experts, as many as decode passes activate, that stays the
-same or moves on from pass to pass.
+Their tokens spread evenly over a set of experts, as many as decode passes activate. Some of them
+are computed on the CPU in every pass; the others stay the same or move on from pass to pass.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ RENEWED = 24
 """Experts that a layer of the trial of copies waits for."""
 JOB = 12
 """Experts of a job of the CPU lane."""
+BESIDE = 4
+"""Experts that a layer copies beside such a job: they are there long before its sums."""
 QUEUED = 8
 """Prefetches that a gate of the trial of prefetches asks for: more than can come until the next."""
 WARM_UP = 4
@@ -31,15 +33,15 @@ WARM_UP = 4
 
 
 class SendMisses(Policy):
-    """Computes residents where they are and sends all misses down one lane.
+    """Computes residents where they are, some experts on the CPU, and copies all other misses.
 
     Args:
-        lane: where misses go.
-        residents: bool [L, E], what is there at first; what the CPU computes never comes.
+        residents: bool [L, E], what is there at first.
+        on_cpu: bool [L, E], what the CPU computes; none of it is resident.
     """
 
-    def __init__(self, lane: Lane, residents: NDArray[np.bool_]) -> None:
-        self._lane, self._residents = lane, residents
+    def __init__(self, residents: NDArray[np.bool_], on_cpu: NDArray[np.bool_]) -> None:
+        self._residents, self._on_cpu = residents, on_cpu
 
     def place(self, setting: Setting) -> NDArray[np.bool_]:
         """Return the initial residents."""
@@ -47,7 +49,10 @@ class SendMisses(Policy):
 
     def dispatch(self, event: Event) -> NDArray[np.int64]:
         """Return the lane of each activated expert."""
-        return np.where(event.resident[event.experts], int(Lane.GPU), int(self._lane))
+        missed = np.where(
+            self._on_cpu[event.layer, event.experts], int(Lane.CPU), int(Lane.TRANSFER)
+        )
+        return np.where(event.resident[event.experts], int(Lane.GPU), missed)
 
 
 class PrefetchAlways(SendMisses):
@@ -75,15 +80,13 @@ class Trial:
     """One made-up run.
 
     Attributes:
-        lane: where misses go.
-        missing: activated experts of each layer that are not there at first.
-        renewed: experts of each layer that change from pass to pass.
+        on_cpu: activated experts of each layer that the CPU computes in every pass.
+        renewed: experts of each layer that change from pass to pass, and are copied.
         events: how many to run at least, after the warm-up.
         prefetches: whether the copy engine is kept busy with prefetches.
     """
 
-    lane: Lane
-    missing: int
+    on_cpu: int
     renewed: int
     events: int
     prefetches: bool = False
@@ -104,17 +107,16 @@ def _activated(geometry: RoutingGeometry) -> int:
 
 
 def _orders(geometry: RoutingGeometry) -> list[NDArray[np.int64]]:
-    """Return an order of the experts for each layer; the first ones are activated."""
+    """Return an order of the experts for each layer; the first ones are activated at first."""
     rng = np.random.default_rng(SEED)
     return [rng.permutation(geometry.experts) for _ in geometry.layers]
 
 
-def _residents(geometry: RoutingGeometry, trial: Trial) -> NDArray[np.bool_]:
-    """Return what is there at first, bool [L, E]: the activated but those that are missing."""
+def _first(geometry: RoutingGeometry, start: int, stop: int) -> NDArray[np.bool_]:
+    """Return bool [L, E]: the experts from one place in each layer's order to another."""
     found = np.zeros((len(geometry.layers), geometry.experts), np.bool_)
-    there = max(0, _activated(geometry) - trial.missing)
     for row, order in zip(found, _orders(geometry), strict=True):
-        row[order[:there]] = True
+        row[order[start:stop]] = True
     return found
 
 
@@ -123,6 +125,7 @@ def request_of(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
     rng = np.random.default_rng(SEED)
     builder = RequestBuilder(geometry, 0)
     active = _activated(geometry)
+    on_cpu = min(trial.on_cpu, active)
     sets = _orders(geometry)
     nothing = np.zeros(TOKENS, np.bool_)
     for _ in range(-(-trial.events // len(sets)) + WARM_UP):
@@ -141,7 +144,7 @@ def request_of(geometry: RoutingGeometry, trial: Trial) -> RequestTrace:
             gates=np.full((len(sets), TOKENS, geometry.top_k), 1.0 / geometry.top_k),
         )
         renewed = min(trial.renewed, geometry.experts - active)
-        sets = [np.roll(ids, -renewed) for ids in sets]
+        sets = [np.append(ids[:on_cpu], np.roll(ids[on_cpu:], -renewed)) for ids in sets]
     return builder.build()
 
 
@@ -154,4 +157,6 @@ def _spread(rng: np.random.Generator, ids: NDArray[np.int64], top_k: int) -> NDA
 def policy_of(geometry: RoutingGeometry, trial: Trial) -> SendMisses:
     """Return the policy of a trial."""
     kind = PrefetchAlways if trial.prefetches else SendMisses
-    return kind(trial.lane, _residents(geometry, trial))
+    active = _activated(geometry)
+    on_cpu = min(trial.on_cpu, active)
+    return kind(_first(geometry, on_cpu, active), _first(geometry, 0, on_cpu))
