@@ -59,6 +59,7 @@ class CopyLane:
         self._slots = list(slab.weights)
         self._last: Mark | None = None
         self._stream = torch.cuda.Stream(place.device) if place.cuda else None
+        self._home = torch.cuda.current_stream(place.device) if place.cuda else None
         self._queue: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if not place.cuda:
@@ -68,6 +69,9 @@ class CopyLane:
     def submit(self, copies: Sequence[tuple[Copy, Mark | None]]) -> None:
         """Queue copies in their order; their marks are set here.
 
+        The current stream must be the one that was when the lane was made: asking which it is
+        would take as long as a copy does.
+
         Args:
             copies: each with the mark of the GPU's stream that it waits for: who reads its slot
                 until then.
@@ -76,9 +80,13 @@ class CopyLane:
             for copy, _ in copies:
                 self._queue.put(copy)
             return
-        with torch.cuda.stream(self._stream):
+        assert self._home is not None
+        torch.cuda.set_stream(self._stream)
+        try:
             for copy, after in copies:
                 self._launch(copy, after)
+        finally:
+            torch.cuda.set_stream(self._home)
 
     def _launch(self, copy: Copy, after: Mark | None) -> None:
         assert self._stream is not None
