@@ -258,9 +258,12 @@ class Gate(NamedTuple):
 
     Attributes:
         rows: int64 [V + 1]. routes: uint8/uint16 [N, k].
-        gates: float32 [N, k]; NaN [1, 1] unless ``needs`` names ``gates``.
-        confidence: float64 [N]; NaN [1] unless ``needs`` names ``confidence``.
+        gates: float32 [N, k]; NaN [1, 1] unless ``needs`` or ``wants`` names ``gates``.
+        confidence: float64 [N]; NaN [1] unless ``needs`` or ``wants`` names ``confidence``.
         offset: int64 [V + 1]. experts: uint16 [ΣA]. tokens: int32 [ΣA].
+        full_gate: float32 [V, E]; [0, 0] if the trace lacks it, or neither ``needs`` nor ``wants``
+            names it.
+        event_pass: int64 [V], the pass of each event. kind: uint8 [P], see :class:`Event`.
     """
 
     rows: NDArray[np.int64]
@@ -270,20 +273,40 @@ class Gate(NamedTuple):
     offset: NDArray[np.int64]
     experts: NDArray[np.uint16]
     tokens: NDArray[np.int32]
+    full_gate: NDArray[np.float32]
+    event_pass: NDArray[np.int64]
+    kind: NDArray[np.uint8]
+
+
+def asks_for_none(own: Any, gate: Gate, v: int, layer: int, resident: Any, wanted: Any) -> int:
+    """Stand for a ``prefetch`` that asks for nothing as the policy is set."""
+    return 0
 
 
 class Compiled(NamedTuple):
-    """A policy's decision as a kernel, see :meth:`Policy.compiled`.
+    """A policy's decision as kernels, see :meth:`Policy.compiled`.
 
-    ``decide(own, gate, v, layer, resident, lanes, scores)`` fills ``lanes`` int64 [A] and
-    ``scores`` float64 [E] for event ``v``; it is compiled by :func:`oled_sim.engine.jit.lean`.
-    ``own``: a tuple of arrays and numbers, handed on as it is. ``scores``: whether it fills them;
-    without, all experts are equal, as if ``score`` were not overridden.
+    All are compiled by :func:`oled_sim.engine.jit.lean`. L layers, E experts.
+
+    Attributes:
+        decide: ``decide(own, gate, v, layer, resident, lanes, scores)`` fills ``lanes`` int64 [A]
+            and ``scores`` float64 [E] for event ``v``; ``resident``: bool [E], of the layer.
+        own: a tuple of arrays and numbers, handed on as it is.
+        scores: whether ``decide`` fills them; without, all experts are equal, as if ``score`` were
+            not overridden.
+        prefetch: ``prefetch(own, gate, v, layer, resident, wanted)`` comes after ``decide``, fills
+            the first n rows of ``wanted`` float64 [L·E, 3] with layer, expert and priority, and
+            returns n; ``resident``: bool [L, E]. ``asks_for_none`` is known to ask for none. Without
+            one a policy that overrides ``prefetch`` is asked through its hooks.
+        arrive: ``arrive(own, layer, resident, scores)`` stands for ``score(layer, None)`` when a
+            prefetch arrives; ``resident``: bool [L, E]. Without one ``score`` is called.
     """
 
     decide: Callable[..., None]
     own: tuple[Any, ...]
     scores: bool = True
+    prefetch: Callable[..., int] | None = None
+    arrive: Callable[..., None] | None = None
 
 
 def param(default: Any, help: str, *, name: str | None = None) -> Any:
@@ -455,12 +478,13 @@ class Policy:
         return None
 
     def compiled(self) -> Compiled | None:
-        """After ``place``: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
+        """Before a pass: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
 
-        The engine then runs whole batches without calling either. Only for policies without
-        ``begin_iteration``, ``prefetch``, ``rescore`` and ``reside``; other hooks are called as
-        ever, ``score`` among them where there is no event. Not inherited: a subclass must offer its
-        own.
+        The engine then calls neither, and runs whole batches in one call unless something is
+        prefetched or ``begin_iteration`` has a say. Not for policies with ``reside`` or
+        ``foresee``, for those with ``prefetch`` only if a kernel stands for it, with ``rescore``
+        only while every layer has a pool of its own; other hooks are called as ever, ``score``
+        among them where there is no event. Not inherited: a subclass must offer its own.
         """
         return None
 

@@ -109,3 +109,19 @@ def schedule(constants, link_us, order, missed, tokens, lanes):
 def line(missed: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return the line, int64 [A]: residents and then misses, heaviest first, equals as given."""
     return np.lexsort((-tokens, missed))
+
+
+@lean
+def fill_line(missed, tokens, order):
+    """Write the line, as :func:`line` returns it, to int64 [A]."""
+    n = 0
+    for group in range(2):
+        first = n
+        for i in range(len(tokens)):
+            if missed[i] == (group == 1):
+                at = n
+                while at > first and tokens[order[at - 1]] < tokens[i]:  # equals stay in order
+                    order[at] = order[at - 1]
+                    at -= 1
+                order[at] = i
+                n += 1

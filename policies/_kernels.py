@@ -1,4 +1,4 @@
-"""What lru, lfu and oled decide at a gate, as kernels: bit for bit what their hooks answer."""
+"""What lru, lfu, oled and fiddler decide at a gate: kernels, bit for bit what hooks answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from oled_sim.costs.tables import cpu_experts_us
 from oled_sim.engine.jit import kernel, merged
+from oled_sim.errors import ProfileError
 from oled_sim.policy import Setting
 
 from ._cooperative import add_token, normalised, split_cooperatively
@@ -21,6 +23,7 @@ PSI = {"linear": 0, "square": 1, "sqrt": 2, "one": 3}
 LOAD, COOP = 1, 2
 LAST_PRIORITY, BY_ID = 1, 2
 SQUARE, SQRT, ONE = 1, 2, 3
+BEYOND_ONE = "the profile has no CPU time for as many tokens of one expert"
 
 
 def split_data(setting: Setting, dispatch: str) -> tuple[Any, ...]:
@@ -71,6 +74,29 @@ def decide_lfu(own, gate, v, layer, resident, lanes, scores):
         counts[layer, gate.experts[i]] += np.float64(gate.tokens[i]) if by_tokens else 1.0
     for expert in range(len(scores)):
         scores[expert] = counts[layer, expert]
+
+
+@merged
+def decide_fiddler(own, gate, v, layer, resident, lanes, scores):
+    """Send every miss to the cheaper lane; residents stay, and no arrival does.
+
+    ``own``: cost tables; µs per token on the CPU, 0 for the tables'; µs of a miss on the GPU,
+    float64 [L]; popularity float64 [L, E], and whether to count it.
+    """
+    tables, token_us, gpu_us, popularity, learning = own
+    first = gate.offset[v]
+    for i in range(len(lanes)):
+        expert, tokens = gate.experts[first + i], gate.tokens[first + i]
+        if learning:
+            popularity[layer, expert] += tokens
+        lanes[i] = 0
+        if not resident[expert]:
+            cpu_us = tokens * token_us if token_us > 0.0 else cpu_experts_us(tables, 1, tokens)
+            if np.isnan(cpu_us):
+                raise ProfileError(BEYOND_ONE)
+            lanes[i] = ON_CPU if cpu_us < gpu_us[layer] else BY_TRANSFER
+    for expert in range(len(scores)):
+        scores[expert] = 0.0 if resident[expert] else -np.inf
 
 
 @merged

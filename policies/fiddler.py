@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.errors import UsageError
-from oled_sim.policy import Event, Lane, Policy, RequestInfo, Setting, param
+from oled_sim.policy import Compiled, Event, Lane, Policy, RequestInfo, Setting, param
 
+from ._kernels import decide_fiddler
 from ._placement import Popularity, best_of_all, best_of_each_layer
 
 
@@ -88,6 +89,14 @@ class Fiddler(Policy):
         if event is None:
             return np.zeros(self.experts)
         return np.where(event.resident, 0.0, -np.inf)
+
+    def compiled(self) -> Compiled | None:
+        """Offer the same as a kernel, but for the comparison of sums."""
+        if self.cost == "max":
+            return None
+        popularity = self._popularity
+        own = self._costs.tables, float(self.cpu_us), self._gpu_costs, popularity.counts
+        return Compiled(decide_fiddler, (*own, popularity.learning))
 
     def _cpu_costs(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return µs of experts that are computed one by one on the CPU, by their tokens."""

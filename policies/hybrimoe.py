@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.errors import UsageError
-from oled_sim.policy import Event, Policy, Prefetches, Setting, param
+from oled_sim.policy import Compiled, Event, Policy, Prefetches, Setting, asks_for_none, param
 from oled_sim.trace import Kind
 
+from ._hybrid_gate import Hybrid, ask_hybrimoe, decide_hybrimoe
 from ._hybrid_schedule import RELEASED, line, measured, schedule
 from ._placement import best_of_each_layer
 
@@ -86,7 +87,7 @@ class HybriMoE(Policy):
         if self.constants == "profile":
             self._constants = [measured(costs, costs.h2d_us(float(size))) for size in sizes]
         self._most = self.top or 2 * setting.routing.top_k
-        self._no_full_gate = False
+        self._no_full_gate = np.zeros(1, np.bool_)
         self.clear()
         return best_of_each_layer(self._s, setting) if self.initial == "first" else None
 
@@ -137,9 +138,34 @@ class HybriMoE(Policy):
         best = np.argsort(-self._s[layer], kind="stable")[: self.prefetch_count]
         return np.column_stack([np.full(len(best), layer), best, self._s[layer, best]])
 
+    def compiled(self) -> Compiled:
+        """Offer the same as kernels."""
+        experts, tables = self.experts, self._setting.costs.tables
+        own = Hybrid(
+            s=self._s,
+            constants=np.array(self._constants, np.float64),
+            tables=tables,
+            a=float(self.a),
+            first_token=self.tokens == "first",
+            forced=self.admit == "forced",
+            by_profile=self.constants == "profile",
+            prefill_on_gpu=self.prefill == "gpu",
+            block_on_gpu=self.block == "gpu",
+            lacks=self._no_full_gate,
+            best=np.empty(min(self._most, experts), np.int64),
+            asked=np.empty(min(self.prefetch_count, experts), np.int64),
+            new=np.empty(experts),
+            order=np.empty(experts, np.int64),
+            missed=np.empty(experts, np.bool_),
+        )
+        ask = ask_hybrimoe if self.prefetch_count else asks_for_none
+        return Compiled(decide_hybrimoe, own, prefetch=ask)
+
     def notes(self) -> tuple[str, ...]:
         """Say so where the full gate was missing."""
-        return ("S follows top-k gates: the trace has no full_gate",) if self._no_full_gate else ()
+        return (
+            ("S follows top-k gates: the trace has no full_gate",) if self._no_full_gate[0] else ()
+        )
 
     def _all_on_gpu(self, event: Event) -> bool:
         rule = self.prefill if event.kind == Kind.PREFILL else self.block
@@ -161,6 +187,6 @@ class HybriMoE(Policy):
         elif event.full_gate is not None:
             new[:] = event.full_gate
         else:
-            self._no_full_gate = True
+            self._no_full_gate[0] = True
             new[event.experts] = event.gate_mass
         return new / max(float(new.sum()), np.finfo(np.float64).tiny)

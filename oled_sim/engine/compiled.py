@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from oled_sim.engine.events import advance, settle
+from oled_sim.engine.events import admit, advance, ask_prefetches, settle
 from oled_sim.engine.jit import specialised
+from oled_sim.engine.merge import frozen
 from oled_sim.engine.state import DECIDE, EVENT, PASS, PASS_ENDED
 from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.policy import Gate, Policy
@@ -25,7 +26,9 @@ from oled_sim.policy import Gate, Policy
 
 NO_GATES = np.full((1, 1), np.nan, np.float32)
 NO_CONFIDENCE = np.full(1, np.nan)
-NO_GATES.flags.writeable = NO_CONFIDENCE.flags.writeable = False
+NO_FULL_GATE = np.empty((0, 0), np.float32)
+for _nothing in (NO_GATES, NO_CONFIDENCE, NO_FULL_GATE):
+    _nothing.flags.writeable = False
 HOOKS = (
     "begin_request", "dispatch", "prefetch", "rescore", "reside", "score", "compiled",
 )  # fmt: skip
@@ -41,19 +44,23 @@ def offers(policy: Policy) -> bool:
     return "compiled" in vars(type(policy)) and not any(hook in vars(policy) for hook in HOOKS)
 
 
-def gate_of(batch: AnyBatch, needs: Collection[str]) -> Gate:
-    """Return what a kernel may read of a batch: gates and confidence only for those who need them.
+def gate_of(batch: AnyBatch, sees: Collection[str]) -> Gate:
+    """Return what a kernel may read of a batch: signals only for those who declare them.
 
     They are worked out on first use, which costs more than running a policy without them.
     """
+    full_gate = batch.full_gate if "full_gate" in sees else None
     return Gate(
         rows=batch.rows,
         routes=batch.routes,
-        gates=NO_GATES if "gates" not in needs or batch.gates is None else batch.gates,
-        confidence=batch.confidence if "confidence" in needs else NO_CONFIDENCE,
+        gates=NO_GATES if "gates" not in sees or batch.gates is None else batch.gates,
+        confidence=batch.confidence if "confidence" in sees else NO_CONFIDENCE,
         offset=batch.course.offset,
         experts=batch.experts,
         tokens=batch.tokens,
+        full_gate=NO_FULL_GATE if full_gate is None else frozen(full_gate),
+        event_pass=batch.course.event_pass,
+        kind=frozen(batch.kind),
     )
 
 
@@ -101,3 +108,40 @@ def step_for(decide: Callable[..., Any]) -> Callable[..., int]:
         return settle(state, course, lanes, scores)
 
     return specialised(step, decide)
+
+
+@cache
+def asking_step_for(decide: Callable[..., Any], prefetch: Callable[..., int]) -> Callable[..., int]:
+    """Return a step that also asks ``prefetch``, after ``decide`` and before anything is settled.
+
+    It takes two more arguments: scratch float64 [L·E, 3] for what is wanted, and whether that
+    replaces what is queued.
+    """
+
+    def asking_step(state, course, gate, own, decided, scores, wanted, replace):
+        v = state.lanes.work[EVENT]
+        layer = course.event_layer[v]
+        lanes = decided[: course.offset[v + 1] - course.offset[v]]
+        decide(own, gate, v, layer, state.pools.resident[layer], lanes, scores)
+        asked = wanted[: prefetch(own, gate, v, layer, state.pools.resident, wanted)]
+        problem = settle(state, course, lanes, scores)
+        if problem == 0 and len(asked) > 0:
+            ask_prefetches(state, asked, replace)
+        return problem
+
+    return specialised(asking_step, decide, prefetch)
+
+
+@cache
+def admission_for(arrive: Callable[..., Any]) -> Callable[..., int]:
+    """Return what asks ``arrive`` about the prefetch in ``queue.arrived`` and admits or drops it.
+
+    It takes state, the policy's own data and scratch for scores float64 [E], and returns 0 or a
+    negative number as :func:`admit`.
+    """
+
+    def admission(state, own, scores):
+        arrive(own, state.queue.arrived[0], state.pools.resident, scores)
+        return admit(state, scores)
+
+    return specialised(admission, arrive)

@@ -39,19 +39,19 @@ _SOURCES = _digest_of([*sorted(ENGINE.glob("*.py")), ENGINE.parent / "costs" / "
 class _SourceKeyedCache(FunctionCache):
     """numba's cache of compiled functions, with digests of all sources concerned in the key.
 
-    ``about``: the function whose sources count besides the engine's, if it is not the cached one.
+    ``about``: the functions whose sources count besides the engine's, if not the cached one's.
     """
 
-    def __init__(self, function: Any, about: Any = None) -> None:
+    def __init__(self, function: Any, *about: Any) -> None:
         super().__init__(function)
         self._about = about
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        if self._about is None:
+        if not self._about:
             own = _sources_of(self._py_func)
             return (super()._index_key(sig, codegen), own, _SOURCES)
         # numba would hash the closure, whose pickled form differs from process to process.
-        which = (self._about.__module__, self._about.__qualname__, _sources_of(self._about))
+        which = tuple((f.__module__, f.__qualname__, _sources_of(f)) for f in self._about)
         return (sig, codegen.magic_tuple(), which, _SOURCES)
 
 
@@ -99,17 +99,18 @@ def merged(function: F) -> F:
     return _compile(function, nogil=True, _nrt=False, forceinline=True)
 
 
-def specialised(loop: F, function: Any) -> F:
-    """Compile a closure over one kernel, ``function``, as :func:`lean` does.
+def specialised(loop: F, *functions: Any) -> F:
+    """Compile a closure over kernels, ``functions``, as :func:`lean` does.
 
-    It is cached under the name and the sources of that kernel: numba's own cache does not tell
-    closures over different functions apart from one process to the next.
+    It is cached under their names and sources: numba's own cache does not tell closures over
+    different functions apart from one process to the next.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return loop
     dispatcher: Any = njit(nogil=True, _nrt=False)(loop)  # type: ignore[call-overload]
     with contextlib.suppress(RuntimeError):
-        dispatcher._cache = _SourceKeyedCache(loop, getattr(function, "py_func", function))
+        plain = (getattr(function, "py_func", function) for function in functions)
+        dispatcher._cache = _SourceKeyedCache(loop, *plain)
     return dispatcher
 
 

@@ -57,7 +57,7 @@ from oled_sim.engine.state import (
 )
 from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.engine.whatif import LayerTimer
-from oled_sim.errors import ProfileError
+from oled_sim.errors import OledSimError, ProfileError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import (
     Compiled,
@@ -69,6 +69,7 @@ from oled_sim.policy import (
     RequestInfo,
     RequestSummary,
     Setting,
+    asks_for_none,
 )
 from oled_sim.trace.schema import Kind
 
@@ -168,7 +169,8 @@ class Simulation:
         self.decided = _NO_LANES
         self._scratch = np.empty(geometry.experts, np.int64), np.zeros(geometry.experts)
         self._loop: Callable[..., int] | None = None
-        self._decides: tuple[Callable[..., None], bool] | None = None
+        self._decides: tuple[Any, ...] | None = None
+        self._admission: tuple[Callable[..., None], Callable[..., int]] | None = None
         self._gate: tuple[AnyBatch, Gate] | None = None
         self._offered: Compiled | None = None
         self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
@@ -303,7 +305,7 @@ class Simulation:
             array[...] = saved
         self.policy = self.hooks.policy = copy.deepcopy(snapshot.policy)
         self._passes_since = snapshot.passes_since
-        self._loop = self._gate = self._open = None
+        self._loop = self._gate = self._open = self._admission = None
 
     def forget_copies(self) -> None:
         """Drop the prefetch in flight and those that are queued, which hardware has not begun."""
@@ -329,11 +331,11 @@ class Simulation:
         if self.pace is not None:
             self.pace.enter(self, batch, course)
         while self.work[PASS] < batch.passes:
-            self._offered = self._compiled() if log is None else None
-            if self._offered is None or self.pace is not None:
+            offered = self._offered = self._compiled() if log is None else None
+            if offered is None or self.pace is not None or self._asks_early(offered):
                 self._run_pass(batch, course, log)
             else:
-                self._run_passes(batch, course, self._offered)
+                self._run_passes(batch, course, offered)
         record = self.close_group(group, batch, course)
         return record if log is None else replace(record, **log.finish()._asdict())
 
@@ -397,6 +399,10 @@ class Simulation:
         Raises:
             PolicyError: a score is no number.
         """
+        offered = self._offered
+        if offered is not None and offered.arrive is not None:
+            self._check(self._admit_by(offered.arrive, offered))
+            return
         layer = int(self.state.queue.arrived[0])
         self._check(self._kernels.admit(self.state, self._scores(layer, None)))
 
@@ -425,12 +431,19 @@ class Simulation:
         return self.keep_log(group) if callable(self.keep_log) else self.keep_log
 
     def _compiled(self) -> Compiled | None:
-        """Return the policy's kernel if it can take the place of the hooks in this run."""
-        always = ("begin_iteration", "foresee", "prefetch", "reside")
-        replaced = (*always, *(() if self._per_layer else ("rescore",)))
-        if not compiled.offers(self.policy) or any(self.hooks.overrides[h] for h in replaced):
+        """Return the policy's kernels if they can take the place of the hooks in this run."""
+        overrides = self.hooks.overrides
+        alone = ("foresee", "reside", *(() if self._per_layer else ("rescore",)))
+        if not compiled.offers(self.policy) or any(overrides[hook] for hook in alone):
             return None
-        return self.hooks.compiled()
+        offered = self.hooks.compiled()
+        if offered is not None and overrides["prefetch"] and offered.prefetch is None:
+            return None
+        return offered
+
+    def _asks_early(self, offered: Compiled) -> bool:
+        """Whether anything may be prefetched, at a gate or before a pass."""
+        return _prefetch_of(offered) is not None or self.hooks.overrides["begin_iteration"]
 
     def _run_passes(self, batch: Batch, course: Course, offered: Compiled) -> None:
         """Run compiled to the next end of a pass at which Python has something to do."""
@@ -444,6 +457,8 @@ class Simulation:
                 stop = loop(
                     self.state, course, self.costs.tables, gate, offered.own, *self._scratch, until
                 )
+            except OledSimError:
+                raise
             except Exception as error:
                 self._locate(batch, course)
                 raise hooks.raised("the kernel of compiled()", error) from error
@@ -473,12 +488,16 @@ class Simulation:
         self, offered: Compiled, batch: AnyBatch, *, by_gate: bool
     ) -> tuple[Callable[..., int], Gate]:
         """Return the loop, or the step, around the policy's kernel, and what that may read."""
-        if self._loop is None or self._decides != (offered.decide, by_gate):
-            made = compiled.step_for if by_gate else compiled.loop_for
-            self._loop = direct(made(offered.decide))
-            self._decides = offered.decide, by_gate
+        prefetch = _prefetch_of(offered)
+        if self._loop is None or self._decides != (offered.decide, prefetch, by_gate):
+            if prefetch is not None:
+                made = compiled.asking_step_for(offered.decide, prefetch)
+            else:
+                made = (compiled.step_for if by_gate else compiled.loop_for)(offered.decide)
+            self._loop = direct(made)
+            self._decides = offered.decide, prefetch, by_gate
         if self._gate is None or self._gate[0] is not batch:
-            self._gate = batch, compiled.gate_of(batch, self.policy.needs)
+            self._gate = batch, compiled.gate_of(batch, self._sees)
         return self._loop, self._gate[1]
 
     def _next_ask(self, course: Course, first: int) -> int:
@@ -602,8 +621,11 @@ class Simulation:
         self.work[EQUAL] = int(not offered.scores)
         v = int(self.work[EVENT])
         lanes, scores = self._scratch
+        asking = () if _prefetch_of(offered) is None else (self._wanted, self.policy.replaces_queue)
         try:
-            problem = step(self.state, course, gate, offered.own, lanes, scores)
+            problem = step(self.state, course, gate, offered.own, lanes, scores, *asking)
+        except OledSimError:
+            raise
         except Exception as error:
             self._locate(batch, course)
             raise self.hooks.raised("the kernel of compiled()", error) from error
@@ -612,6 +634,22 @@ class Simulation:
             return problem
         self.decided = lanes[: course.offset[v + 1] - course.offset[v]]
         return 0
+
+    def _admit_by(self, arrive: Callable[..., None], offered: Compiled) -> int:
+        """Let the policy's kernel say what an arrival meets, and admit or drop it."""
+        if self._admission is None or self._admission[0] is not arrive:
+            self._admission = arrive, direct(compiled.admission_for(arrive))
+        try:
+            return self._admission[1](self.state, offered.own, self._scratch[1])
+        except OledSimError:
+            raise
+        except Exception as error:
+            raise self.hooks.raised("the kernel of compiled()", error) from error
+
+    @cached_property
+    def _wanted(self) -> NDArray[np.float64]:
+        """Scratch for prefetches, float64 [L·E, 3]."""
+        return np.empty((len(self.geometry.layers) * self.geometry.experts, 3))
 
     def _run_on(self, course: Course) -> int:
         """Run to the next decision point."""
@@ -757,6 +795,11 @@ class Simulation:
         raise ProfileError(
             f"profile {costs.profile.name!r} has no time for a job at {self.hooks.where}: {BEYOND}"
         )
+
+
+def _prefetch_of(offered: Compiled) -> Callable[..., int] | None:
+    """Return the kernel that asks for prefetches, None if nothing is ever asked for."""
+    return None if offered.prefetch is asks_for_none else offered.prefetch
 
 
 _NO_LANES, _NO_SCORES = np.empty(0, np.int64), np.empty(0)

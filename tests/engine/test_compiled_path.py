@@ -29,6 +29,9 @@ POLICIES = [
     "oled", "oled:priority", "oled:priority+adapt,allocate_every=2", "oled:dispatch=load",
     "oled:psi=square,stale=last_priority", "oled:psi=sqrt,stale=id,allocate_every=1",
     "oled:psi=one,swaps=2,mean_tokens=3,slack=0.5",
+    "fiddler", "fiddler:released", "fiddler:placement=layer,cpu_us=9",
+    "hybrimoe", "hybrimoe:released,prefetch=2", "hybrimoe:admit=scored,a=0.3,top=3,prefetch=20",
+    "hybrimoe:prefill=hybrid,block=gpu,initial=none",
 ]  # fmt: skip
 RULES = {
     "alone": Rules(),
@@ -50,7 +53,7 @@ def bytes_of(kind, spec, rules, cache, *, ragged):
     """Return all that a run measured and left, as bytes."""
     simulation = kind(parse_policy(spec), GEOMETRY, COSTS, Budget(cache=cache), rules)
     rng = np.random.default_rng([cache, ragged])
-    signals = ("ids", "gates", "confidence", "token_state")
+    signals = ("ids", "gates", "confidence", "token_state", *(("full_gate",) if cache % 2 else ()))
     found = []
     for i in range(0, 4, rules.batch):
         requests = tuple(range(i, i + rules.batch))
