@@ -296,8 +296,8 @@ class Compiled(NamedTuple):
             not overridden.
         prefetch: ``prefetch(own, gate, v, layer, resident, wanted)`` comes after ``decide``, fills
             the first n rows of ``wanted`` float64 [L·E, 3] with layer, expert and priority, and
-            returns n; ``resident``: bool [L, E]. ``asks_for_none`` is known to ask for none. Without
-            one a policy that overrides ``prefetch`` is asked through its hooks.
+            returns n; ``resident``: bool [L, E]. ``asks_for_none`` is known to ask for none.
+            Without one a policy that overrides ``prefetch`` is asked through its hooks.
         arrive: ``arrive(own, layer, resident, scores)`` stands for ``score(layer, None)`` when a
             prefetch arrives; ``resident``: bool [L, E]. Without one ``score`` is called.
     """

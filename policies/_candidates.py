@@ -31,7 +31,7 @@ class Candidates:
         most: entries of a list, 0 for all.
 
     Attributes:
-        protected: bool [L, E].
+        protected: bool [L, E]. slots: int64 [L], of the pools as last seen.
         by_pool: whether a list protects as many of each layer as its pool holds, whatever other
             layers list: then :meth:`replace_ordered` does.
     """
@@ -44,11 +44,11 @@ class Candidates:
         self._protect = protect
         self._most = most
         self._residents = setting.residents
-        self._slots = np.full(layers, setting.budget) if self._whole else setting.capacity.copy()
+        self.slots = np.full(layers, setting.budget) if self._whole else setting.capacity.copy()
 
     def note_slots(self, event: Event) -> None:
         """Learn the slots of a pool, which may change between events."""
-        self._slots[slice(None) if self._whole else event.layer] = event.capacity
+        self.slots[slice(None) if self._whole else event.layer] = event.capacity
 
     def replace(
         self,
@@ -70,10 +70,10 @@ class Candidates:
         if 0 < self._most < listed.sum():
             overall = order if self._whole else _best_first(priority, tie, whole=True)
             listed = _first(listed, overall, np.array([self._most]))
-        slots = self._slots[:1] if self._whole else self._slots
+        slots = self.slots[:1] if self._whole else self.slots
         if self._protect == "pool":
             listed = _first(listed, order, slots)
-        self.protected = listed
+        self.protected[:] = listed
         resident = self._residents()
         wanted = listed & ~resident & ~executing
         if self._protect == "list":
@@ -95,17 +95,17 @@ class Candidates:
         Returns:
             int64 [m, 3]: layer, expert and place in the layer's order of what is to be copied.
         """
-        self.protected = np.zeros_like(self.protected)
         found = np.empty((order.size, 3), np.int64)
         resident = self._residents()
-        n = _list_pools(order, start, self._slots, resident, executing, self.protected, found)
+        n = list_pools(order, start, self.slots, resident, executing, self.protected, found)
         return found[:n]
 
 
 @lean
-def _list_pools(order, start, slots, resident, executing, protected, found):
+def list_pools(order, start, slots, resident, executing, protected, found):
     """Protect the first of each layer that its slots hold; return how many are to be copied."""
     n = 0
+    protected[:] = False
     for x in range(order.shape[0]):
         layer = start + x
         for i in range(min(slots[layer], order.shape[1])):
@@ -130,12 +130,13 @@ def scores_at_arrival(
     What arrives, the only one without a slot that matters, replaces anybody but the protected.
     """
     scores = np.empty(values.shape)
-    _arrive(resident.ravel(), protected.ravel(), values.ravel(), scores.reshape(-1))
+    compare_at_arrival(resident.ravel(), protected.ravel(), values.ravel(), scores.reshape(-1))
     return scores
 
 
 @lean
-def _arrive(resident, protected, values, scores):
+def compare_at_arrival(resident, protected, values, scores):
+    """Fill scores, float64 [n]; they may be the values themselves."""
     width = _width(values)
     for i in range(len(values)):
         rank = 2 * int(protected[i]) if resident[i] else 1
@@ -145,12 +146,13 @@ def _arrive(resident, protected, values, scores):
 def by_class(ranks: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return scores that compare classes first, then ``values``; float64 [n, E] all."""
     scores = np.empty(values.shape)
-    _compare_by_class(ranks.ravel(), values.ravel(), scores.reshape(-1))
+    compare_by_class(ranks.ravel(), values.ravel(), scores.reshape(-1))
     return scores
 
 
 @lean
-def _compare_by_class(ranks, values, scores):
+def compare_by_class(ranks, values, scores):
+    """Fill scores, float64 [n]; they may be the values themselves."""
     width = _width(values)
     for i in range(len(values)):
         scores[i] = values[i] + ranks[i] * width

@@ -12,13 +12,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oled_sim.engine.jit import lean
 from oled_sim.engine.output import NewFile, refuse_existing
 from oled_sim.engine.source import Source
 from oled_sim.errors import UsageError
 from oled_sim.policy import Event
 
 from ._candidates import ranked
-from ._similarity import add_products, norm, with_room
+from ._similarity import add_products, with_room
+
+# ruff: noqa: ANN001, ANN202
 
 Match = Literal["released", "observed", "all"]
 """Layers that are compared after the gate of layer l: those above l, those up to l, or all."""
@@ -71,7 +74,7 @@ class EAMCollection:
         self._counts = np.zeros((0, layers, experts))
         self._units = np.zeros((layers, experts, 0))
         self._access = np.zeros(0, np.int64)
-        self._orders: dict[int, NDArray[np.int32]] = {}
+        self._orders = np.zeros((0, layers, experts), np.int32)
         for eam in persistent:
             self._write(self.size, eam)
 
@@ -104,17 +107,19 @@ class EAMCollection:
             The row, or None if nothing that is compared has been observed, or there is no row.
         """
         first = layer + 1 if rule == "released" else 0
-        chosen = slice(first, layer + 1 if rule == "observed" else None)
-        if self.size == 0 or not running.counts[chosen].any():
+        if self.size == 0:
             return None
-        self._refresh(running)
-        likeness = running.products[chosen, : self.size].sum(axis=0)
-        return int(np.argmax(likeness))
+        likeness, unit = np.empty(self.size), np.empty(running.counts.shape[1])
+        past = layer + 1 if rule == "observed" else len(running.counts)
+        self.open(running)
+        row = most_like(
+            running.counts, running.stale, running.products, self._units, first, past, unit,
+            likeness,
+        )  # fmt: skip
+        return None if row < 0 else int(row)
 
     def order(self, row: int) -> NDArray[np.int32]:
         """Return the experts of each layer by their counts in a row, int32 [L, E]."""
-        if row not in self._orders:
-            self._orders[row] = ranked(self._counts[row])
         return self._orders[row]
 
     def note_access(self, row: int) -> None:
@@ -125,27 +130,76 @@ class EAMCollection:
         self._counts = with_room(self._counts, row + 1, axis=0)
         self._units = with_room(self._units, row + 1, axis=2)
         self._access = with_room(self._access, row + 1, axis=0)
+        self._orders = with_room(self._orders, row + 1, axis=0)
         length = np.sqrt(np.square(eam).sum(axis=1, keepdims=True))
         self._counts[row] = eam
         self._units[:, :, row] = np.divide(eam, length, out=np.zeros_like(eam), where=length > 0)
         self._access[row] = 1
-        self._orders.pop(row, None)
+        self._orders[row] = ranked(eam)
         self.size = max(self.size, row + 1)
         self.version += 1
 
-    def _refresh(self, running: RunningEAM) -> None:
-        """Bring the products of a running EAM up to date, layer by layer."""
+    def open(self, running: RunningEAM) -> None:
+        """Give a running EAM products with the rows there are now."""
         if running.version != self.version:
             running.version = self.version
             running.products = np.zeros((len(running.counts), self._units.shape[2]))
             running.stale[:] = True
-        for layer in np.flatnonzero(running.stale):
-            row = running.counts[layer]
-            length = norm(row)
-            running.products[layer] = 0.0
-            if length > 0:
-                add_products(self._units[layer], row / length, self.size, running.products[layer])
-        running.stale[:] = False
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
+        """What kernels read of the rows: units [L, E, n], counts [size, L, E], orders likewise."""
+        return self._units, self.counts, self._orders[: self.size]
+
+
+@lean
+def most_like(counts, stale, products, units, first, past, unit, likeness):
+    """Return the row most like a running EAM in layers ``first`` to before ``past``, -1 for none.
+
+    Args:
+        counts: float64 [L, E], stale: bool [L], products: float64 [L, n], of the running EAM; the
+            products of stale layers are worked out again.
+        units: float64 [L, E, n], rows of the collection.
+        unit: float64 [E], scratch. likeness: float64 [size], scratch.
+    """
+    if not _any_count(counts, first, past):
+        return -1
+    for layer in range(len(counts)):
+        if stale[layer]:
+            _multiply(counts[layer], units[layer], len(likeness), unit, products[layer])
+            stale[layer] = False
+    likeness[:] = 0.0
+    for layer in range(first, past):
+        for row in range(len(likeness)):
+            likeness[row] += products[layer, row]
+    best = 0
+    for row in range(1, len(likeness)):
+        if likeness[row] > likeness[best]:
+            best = row
+    return best
+
+
+@lean
+def _any_count(counts, first, past):
+    for layer in range(first, past):
+        for expert in range(counts.shape[1]):
+            if counts[layer, expert] != 0.0:
+                return True
+    return False
+
+
+@lean
+def _multiply(counts, units, size, unit, products):
+    """Write the products of a layer's counts, scaled to norm 1, with ``units`` to ``products``."""
+    products[:] = 0.0
+    square = 0.0  # whole numbers, so any order gives the same
+    for expert in range(len(counts)):
+        square += counts[expert] * counts[expert]
+    if square > 0.0:
+        length = np.sqrt(square)
+        for expert in range(len(counts)):
+            unit[expert] = counts[expert] / length
+        add_products(units, unit, size, products)
 
 
 def requests_of(event: Event) -> list[int]:

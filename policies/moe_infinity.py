@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from oled_sim.errors import UsageError
 from oled_sim.policy import (
+    Compiled,
     Event,
     PassInfo,
     Policy,
@@ -35,12 +36,17 @@ from ._eam import (
     requests_of,
     save_eams,
 )
+from ._eam_gate import (
+    LIKELY,
+    MATCH,
+    Infinity,
+    arrive_infinity,
+    ask_infinity,
+    decide_infinity,
+)
 from ._eam_values import paper_values, priority_values
 
 __all__ = ["MoEInfinity", "collect_eams", "load_eams", "save_eams"]
-
-LIKELY = 1e-8
-"""What the released predictor adds to every count, so that no expert is left out."""
 
 
 class Prediction(NamedTuple):
@@ -225,6 +231,41 @@ class MoEInfinity(Policy):
             found = self._prediction(self._running[request], event.layer)
             wanted = self._list(found, event.layer)
         return wanted
+
+    def compiled(self) -> Compiled | None:
+        """Offer the same as kernels for a single request, but for the rarer rules."""
+        plain = self.eam == "request" and self.evict in ("visits", "prefetch-bug")
+        predicts = self.predict == "gate"
+        if not plain or not self._candidates.by_pool or len(self._running) != 1:
+            return None
+        if predicts and self.unseen == "sum":
+            return None
+        (running,) = self._running.values()
+        self._rows.open(running)
+        units, eams, orders = self._rows.arrays
+        own = Infinity(
+            visits=self._visits,
+            tie=self._tie,
+            executing=self._executing,
+            protected=self._candidates.protected,
+            slots=self._candidates.slots,
+            counts=running.counts,
+            stale=running.stale,
+            products=running.products,
+            units=units,
+            eams=eams,
+            orders=orders,
+            access=self._rows.access,
+            likeness=np.empty(self._rows.size),
+            unit=np.empty(self.experts),
+            found=np.empty((self._visits.size, 3), np.int64),
+            match=MATCH[self.match_on],
+            predicts=predicts,
+            populates=self._populates,
+            by_tokens=self.count == "tokens",
+            most_first=self.evict == "prefetch-bug",
+        )
+        return Compiled(decide_infinity, own, prefetch=ask_infinity, arrive=arrive_infinity)
 
     def _observe(self, event: Event) -> None:
         """Add the event to visits and EAMs."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from oled_sim.engine.events import admit, advance, ask_prefetches, settle
-from oled_sim.engine.jit import specialised
+from oled_sim.engine.jit import merged, specialised
 from oled_sim.engine.merge import frozen
-from oled_sim.engine.state import DECIDE, EVENT, PASS, PASS_ENDED
+from oled_sim.engine.state import DECIDE, EVENT, NO_PREFETCH, PASS, PASS_ENDED, PROBLEM
 from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.policy import Gate, Policy
 
@@ -110,6 +110,18 @@ def step_for(decide: Callable[..., Any]) -> Callable[..., int]:
     return specialised(step, decide)
 
 
+@merged
+def first_impossible(asked, resident) -> int:
+    """Return the first row of float64 [n, 3] that is no (layer, expert, priority), -1 for none."""
+    layers, experts = resident.shape
+    for i in range(len(asked)):
+        layer, expert = asked[i, 0], asked[i, 1]
+        inside = 0 <= layer < layers and 0 <= expert < experts and not np.isnan(asked[i, 2])
+        if not inside or layer != np.floor(layer) or expert != np.floor(expert):
+            return i
+    return -1
+
+
 @cache
 def asking_step_for(decide: Callable[..., Any], prefetch: Callable[..., int]) -> Callable[..., int]:
     """Return a step that also asks ``prefetch``, after ``decide`` and before anything is settled.
@@ -124,6 +136,10 @@ def asking_step_for(decide: Callable[..., Any], prefetch: Callable[..., int]) ->
         lanes = decided[: course.offset[v + 1] - course.offset[v]]
         decide(own, gate, v, layer, state.pools.resident[layer], lanes, scores)
         asked = wanted[: prefetch(own, gate, v, layer, state.pools.resident, wanted)]
+        wrong = first_impossible(asked, state.pools.resident)
+        if wrong >= 0:
+            state.lanes.work[PROBLEM] = wrong
+            return NO_PREFETCH
         problem = settle(state, course, lanes, scores)
         if problem == 0 and len(asked) > 0:
             ask_prefetches(state, asked, replace)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.state import IS_RESIDENT, NAN_SCORE, NOT_A_LANE, NOT_RESIDENT
+from oled_sim.engine.state import IS_RESIDENT, NAN_SCORE, NO_PREFETCH, NOT_A_LANE, NOT_RESIDENT
 from oled_sim.errors import OledSimError, PolicyError, one_line
 from oled_sim.policy import Compiled, Event, LayerHistory, PassEnd, PassInfo, Policy, Setting
 
@@ -290,6 +290,7 @@ class Hooks:
             NOT_RESIDENT: f"dispatch() sends expert {expert} to the GPU, but it is not resident",
             IS_RESIDENT: f"dispatch() transfers expert {expert}, but it is resident",
             NAN_SCORE: f"score() returned NaN for expert {expert}",
+            NO_PREFETCH: f"the kernel for prefetch() asked for the impossible in row {expert}",
         }
         return self.fail(words[problem])
 

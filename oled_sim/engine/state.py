@@ -123,7 +123,7 @@ BEGIN_PASS, STARTING, APPROACHING, AT_GATE, IN_LAYER, LEAVING, MERGING, HEADING 
 
 # Why the engine stops and asks: decision points, and what a policy did wrong.
 DECIDE, ARRIVED, PASS_ENDED, OUTSIDE_PROFILE = 0, 1, 2, 3
-NOT_A_LANE, NOT_RESIDENT, IS_RESIDENT, NAN_SCORE = -1, -2, -3, -4
+NOT_A_LANE, NOT_RESIDENT, IS_RESIDENT, NAN_SCORE, NO_PREFETCH = -1, -2, -3, -4, -5
 
 # Columns of `Course.counts` (int64), one row per event.
 EVENT_COUNTS = (

@@ -32,6 +32,8 @@ POLICIES = [
     "fiddler", "fiddler:released", "fiddler:placement=layer,cpu_us=9",
     "hybrimoe", "hybrimoe:released,prefetch=2", "hybrimoe:admit=scored,a=0.3,top=3,prefetch=20",
     "hybrimoe:prefill=hybrid,block=gpu,initial=none",
+    "moe-infinity", "moe-infinity:request", "moe-infinity:predict=prompt,match=all",
+    "moe-infinity:match=observed,count=event,evict=prefetch-bug", "moe-infinity:demand",
 ]  # fmt: skip
 RULES = {
     "alone": Rules(),
