@@ -478,7 +478,7 @@ class Policy:
         return None
 
     def compiled(self) -> Compiled | None:
-        """Before a pass: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
+        """After ``begin_iteration``: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
 
         The engine then calls neither, and runs whole batches in one call unless something is
         prefetched or ``begin_iteration`` has a say. Not for policies with ``reside`` or

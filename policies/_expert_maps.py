@@ -32,20 +32,25 @@ class Trajectory:
     """The map of an iteration so far, and its products with a store.
 
     Attributes:
-        map: float64 [L, E], rows of the layers observed so far. observed: layers up to the last.
+        map: float64 [L, E], rows of the layers observed so far.
+        reached: int64 [2], layers up to the last one observed, and those whose products are known.
     """
 
     def __init__(self, layers: int, experts: int) -> None:
         self.map = np.zeros((layers, experts))
-        self.observed = 0
+        self.reached = np.zeros(2, np.int64)
         self.products = np.zeros(0)
         self.version = -1
-        self.multiplied = 0
+
+    @property
+    def observed(self) -> int:
+        """Layers up to the last one observed."""
+        return int(self.reached[0])
 
     def observe(self, layer: int, row: NDArray[np.float64]) -> None:
         """Note the gate probabilities float64 [E] of a layer; layers come in order."""
         self.map[layer] = row
-        self.observed = layer + 1
+        self.reached[0] = layer + 1
 
 
 class ExpertMapStore:
@@ -68,7 +73,7 @@ class ExpertMapStore:
         self._weight = embedding_weight
         self._maps = np.zeros((layers, experts, 0))
         self._square = np.zeros((layers, 0))  # of the norm of the layers up to each
-        self._ready: dict[int, StoredMap] = {}
+        self._orders = np.zeros((0, layers, experts), np.int32)
         self._embeddings = np.zeros((0, 0))  # [d, N], of norm 1, or 0 where there is none
 
     def map(self, row: int) -> NDArray[np.float64]:
@@ -76,11 +81,13 @@ class ExpertMapStore:
         return self._maps[:, :, row]
 
     def stored(self, row: int) -> StoredMap:
-        """Return a row in the form that predictions use, made when it is first asked for."""
-        if row not in self._ready:
-            probability = np.ascontiguousarray(self.map(row))
-            self._ready[row] = StoredMap(probability, ranked(probability))
-        return self._ready[row]
+        """Return a row in the form that predictions use."""
+        return StoredMap(self.map(row), self._orders[row])
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
+        """What kernels read: maps [L, E, n], squares of norms [L, n], orders [size, L, E]."""
+        return self._maps, self._square, self._orders[: self.size]
 
     def insert(self, trajectory: Trajectory, embedding: NDArray[np.float32] | None) -> None:
         """Add the map of a finished iteration; one without any event is no row."""
@@ -91,7 +98,8 @@ class ExpertMapStore:
         self._maps = with_room(self._maps, row + 1, axis=2)
         self._square = with_room(self._square, row + 1, axis=1)
         self._maps[:, :, row] = trajectory.map
-        self._ready.pop(row, None)
+        self._orders = with_room(self._orders, row + 1, axis=0)
+        self._orders[row] = ranked(trajectory.map)
         self._square[:, row] = np.cumsum(np.square(trajectory.map).sum(axis=1))
         length = len(self._embeddings) if unit is None else len(unit)
         if length > len(self._embeddings):
@@ -113,8 +121,14 @@ class ExpertMapStore:
             return None
         return _best(self._map_cosines(trajectory))
 
+    def open(self, trajectory: Trajectory) -> None:
+        """Give a trajectory products with the rows there are now."""
+        if trajectory.version != self.version:
+            trajectory.version, trajectory.reached[1] = self.version, 0
+            trajectory.products = np.zeros(self._maps.shape[2])
+
     def _most_redundant(self, trajectory: Trajectory, unit: NDArray[np.float64] | None) -> int:
-        trajectory.observed = len(trajectory.map)
+        trajectory.reached[0] = len(trajectory.map)
         redundancy = (1.0 - self._weight) * self._map_cosines(trajectory)
         if unit is not None and len(self._embeddings):
             redundancy += self._weight * self._embedding_cosines(unit)
@@ -127,12 +141,10 @@ class ExpertMapStore:
 
     def _map_cosines(self, trajectory: Trajectory) -> NDArray[np.float64]:
         """Return the cosines of the flattened layers observed so far, float64 [size]."""
-        if trajectory.version != self.version:
-            trajectory.version, trajectory.multiplied = self.version, 0
-            trajectory.products = np.zeros(self._maps.shape[2])
-        for layer in range(trajectory.multiplied, trajectory.observed):
+        self.open(trajectory)
+        for layer in range(trajectory.reached[1], trajectory.observed):
             add_products(self._maps[layer], trajectory.map[layer], self.size, trajectory.products)
-        trajectory.multiplied = trajectory.observed
+        trajectory.reached[1] = trajectory.observed
         lengths = np.sqrt(self._square[trajectory.observed - 1, : self.size])
         lengths *= norm(trajectory.map[: trajectory.observed])
         products = trajectory.products[: self.size]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from oled_sim.engine.jit import lean
 from oled_sim.errors import UsageError
 from oled_sim.policy import (
+    Compiled,
     Event,
     PassInfo,
     Policy,
@@ -26,11 +27,20 @@ from oled_sim.policy import (
 from ._candidates import UNLISTED, Candidates, Protect, by_class, ranked, scores_at_arrival
 from ._expert_maps import ExpertMapStore, Found, Trajectory
 from ._gate_rows import TokenMaps, block_row
+from ._map_gate import (
+    EMBEDDING,
+    FULL_GATE,
+    GATES,
+    UNSELECTED,
+    Maps,
+    arrive_finemoe,
+    ask_finemoe,
+    decide_finemoe,
+    renew_layer,
+    selected,
+)
 
 # ruff: noqa: ANN001, ANN202
-
-UNSELECTED = 1e-6
-"""What the released code adds to every expert of the predicted layers, so that all are queued."""
 
 
 @dataclass
@@ -98,7 +108,7 @@ class FineMoE(Policy):
         if self.capacity < 1:
             raise UsageError(f"finemoe: capacity={self.capacity} is out of range")
         self._learned: ExpertMapStore | None = None
-        self._lacks: set[str] = set()
+        self._lacks = np.zeros(3, np.bool_)
 
     def place(self, setting: Setting) -> None:
         """Start with the store learned so far."""
@@ -134,7 +144,7 @@ class FineMoE(Policy):
         self._start_pass(info.embedding)
         self._executing[:] = False
         if info.embedding is None:
-            self._lacks.add("embedding")
+            self._lacks[EMBEDDING] = True
         found = self._maps.nearest_embedding(info.embedding)
         return self._list([found], 0, min(self._d, self._shape[0]))
 
@@ -171,14 +181,47 @@ class FineMoE(Policy):
         found = [self._maps.nearest_trajectory(trajectory) for trajectory in searched]
         return self._list(found, start, self._shape[0])
 
+    def compiled(self) -> Compiled | None:
+        """Offer the same as kernels for maps of blocks, with a pool per layer."""
+        if self.aggregate != "block" or not self._candidates.by_pool:
+            return None
+        trajectory, size = self._trajectory, self._visits.size
+        self._maps.open(trajectory)
+        maps, square, orders = self._maps.arrays
+        own = Maps(
+            visits=self._visits,
+            probability=self._probability,
+            executing=self._executing,
+            protected=self._candidates.protected,
+            slots=self._candidates.slots,
+            lacks=self._lacks,
+            map=trajectory.map,
+            reached=trajectory.reached,
+            products=trajectory.products,
+            maps=maps,
+            square=square,
+            orders=orders,
+            row=np.empty(self.experts),
+            ranks=np.empty(self.experts, np.int64),
+            flat=np.empty(size),
+            number=np.empty(self._shape[0], np.int64),
+            found=np.empty((size, 3), np.int64),
+            size=self._maps.size,
+            distance=self._d,
+            least=self._least,
+            released=self.select == "released",
+            truncated=self.evict == "truncated",
+        )
+        return Compiled(decide_finemoe, own, prefetch=ask_finemoe, arrive=arrive_finemoe)
+
     def notes(self) -> list[str]:
         """Say what the trace lacked."""
         notes = []
-        if "gates" in self._lacks:
+        if self._lacks[GATES]:
             notes.append("without gate scores, expert maps are made of token counts.")
-        elif "full_gate" in self._lacks:
+        elif self._lacks[FULL_GATE]:
             notes.append("expert maps are made of top-k gates; probabilities of others count as 0.")
-        if "embedding" in self._lacks:
+        if self._lacks[EMBEDDING]:
             notes.append(
                 f"without input embeddings the first {self._d + 1} layers are never predicted."
             )
@@ -201,7 +244,7 @@ class FineMoE(Policy):
         """Add the gate probabilities of an event to the maps of the pass."""
         full_gate = event.full_gate if self.aggregate == "block" else None
         if full_gate is None:
-            self._lacks.add("gates" if event.gates is None else "full_gate")
+            self._lacks[GATES if event.gates is None else FULL_GATE] = True
         if self.aggregate == "block":
             self._trajectory.observe(event.layer, block_row(event, self.experts))
         else:
@@ -245,7 +288,7 @@ class FineMoE(Policy):
     def _list_one(self, row: int, score: float, start: int, end: int) -> NDArray[np.float64]:
         """Make the list of a single stored map: priorities fall as its probabilities do."""
         probability, order = self._maps.stored(row)
-        band, order = probability[start:end], order[start:end]
+        band, order = np.ascontiguousarray(probability[start:end]), order[start:end]
         number = np.empty(end - start, np.int64)
         _count_selected(
             band, order, _threshold(score), self._least, self.select == "released", number
@@ -291,22 +334,11 @@ def _threshold(score: float) -> float:
 def _count_selected(probability, order, threshold, least, released, number):
     """Write how many of the likeliest experts of each layer are selected to int64 [n]."""
     for x in range(len(number)):
-        total, n = 0.0, 0
-        for i in range(order.shape[1]):
-            total += probability[x, order[x, i]]
-            if total > threshold or (total == threshold and not released):
-                break
-            n += 1
-        some = probability[x, order[x, 0]] > 0.0
-        number[x] = max(n if released else n + 1, least) if some else 0
+        number[x] = selected(probability[x], order[x], threshold, least, released)
 
 
 @lean
 def _renew(visits, probability, resident):
     """Forget experts that left; those that came without a visit have one now. All [L, E]."""
-    for x in range(visits.shape[0]):
-        for expert in range(visits.shape[1]):
-            if visits[x, expert] > 0 and not resident[x, expert]:
-                visits[x, expert] = probability[x, expert] = 0.0
-            elif visits[x, expert] == 0 and resident[x, expert]:
-                visits[x, expert] = 1.0
+    for x in range(len(visits)):
+        renew_layer(visits[x], probability[x], resident[x])

@@ -331,6 +331,7 @@ class Simulation:
         if self.pace is not None:
             self.pace.enter(self, batch, course)
         while self.work[PASS] < batch.passes:
+            self._prepare_pass(batch, int(self.work[PASS]))
             offered = self._offered = self._compiled() if log is None else None
             if offered is None or self.pace is not None or self._asks_early(offered):
                 self._run_pass(batch, course, log)
@@ -374,9 +375,9 @@ class Simulation:
         return GroupRecord(group, batch, course)
 
     def open_pass(self, batch: AnyBatch, p: int) -> None:
-        """Begin pass ``p``: let the policy prefetch, or offer a kernel for what follows."""
-        self._offered = self._compiled()
+        """Begin pass ``p``: let the policy prefetch, and offer kernels for what follows."""
         self._prepare_pass(batch, p)
+        self._offered = self._compiled()
 
     def decide(self, batch: AnyBatch, course: Course) -> NDArray[np.int64]:
         """Let the policy decide at the gate of event ``work[EVENT]``, and settle it.
@@ -518,7 +519,6 @@ class Simulation:
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         """Run a pass gate by gate; with a pace, the policy's kernel may stand in for its hooks."""
         p = int(self.work[PASS])
-        self._prepare_pass(batch, p)
         stop = self._run_on(course)
         while stop != PASS_ENDED:
             if log is not None:

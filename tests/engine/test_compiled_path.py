@@ -34,6 +34,7 @@ POLICIES = [
     "hybrimoe:prefill=hybrid,block=gpu,initial=none",
     "moe-infinity", "moe-infinity:request", "moe-infinity:predict=prompt,match=all",
     "moe-infinity:match=observed,count=event,evict=prefetch-bug", "moe-infinity:demand",
+    "finemoe", "finemoe:select=paper,evict=truncated,distance=1,store=offline",
 ]  # fmt: skip
 RULES = {
     "alone": Rules(),
