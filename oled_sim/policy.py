@@ -478,13 +478,14 @@ class Policy:
         return None
 
     def compiled(self) -> Compiled | None:
-        """After ``begin_iteration``: ``dispatch`` and ``score`` as one kernel, bit for bit the same; or None.
+        """After ``begin_iteration``: kernels that stand for hooks, bit for bit the same; or None.
 
-        The engine then calls neither, and runs whole batches in one call unless something is
-        prefetched or ``begin_iteration`` has a say. Not for policies with ``reside`` or
-        ``foresee``, for those with ``prefetch`` only if a kernel stands for it, with ``rescore``
-        only while every layer has a pool of its own; other hooks are called as ever, ``score``
-        among them where there is no event. Not inherited: a subclass must offer its own.
+        One stands for ``dispatch`` and ``score``; the engine then calls neither, and runs whole
+        batches in one call unless something is prefetched or ``begin_iteration`` has a say. Not for
+        policies with ``reside`` or ``foresee``, for those with ``prefetch`` only if a kernel stands
+        for it, with ``rescore`` only while every layer has a pool of its own; other hooks are
+        called as ever, ``score`` among them where there is no event and no kernel for it. Not
+        inherited: a subclass must offer its own.
         """
         return None
 

@@ -71,23 +71,26 @@ class ExpertMapStore:
         self.size = 0
         self.version = 0
         self._weight = embedding_weight
-        self._maps = np.zeros((layers, experts, 0))
+        self._maps = np.zeros((0, layers, experts))  # by row, for predictions
+        self._columns = np.zeros((layers, experts, 0))  # the same by expert, for searches
         self._square = np.zeros((layers, 0))  # of the norm of the layers up to each
         self._orders = np.zeros((0, layers, experts), np.int32)
         self._embeddings = np.zeros((0, 0))  # [d, N], of norm 1, or 0 where there is none
 
     def map(self, row: int) -> NDArray[np.float64]:
         """Return the map of a row, float64 [L, E]."""
-        return self._maps[:, :, row]
+        return self._maps[row]
 
     def stored(self, row: int) -> StoredMap:
         """Return a row in the form that predictions use."""
         return StoredMap(self.map(row), self._orders[row])
 
     @property
-    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
-        """What kernels read: maps [L, E, n], squares of norms [L, n], orders [size, L, E]."""
-        return self._maps, self._square, self._orders[: self.size]
+    def arrays(
+        self,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
+        """What kernels read: maps [n, L, E] and [L, E, n], squares [L, n], orders [n, L, E]."""
+        return self._maps, self._columns, self._square, self._orders
 
     def insert(self, trajectory: Trajectory, embedding: NDArray[np.float32] | None) -> None:
         """Add the map of a finished iteration; one without any event is no row."""
@@ -95,16 +98,17 @@ class ExpertMapStore:
             return
         unit = None if embedding is None else _unit(embedding)
         row = self.size if self.size < self.capacity else self._most_redundant(trajectory, unit)
-        self._maps = with_room(self._maps, row + 1, axis=2)
+        self._maps = with_room(self._maps, row + 1, axis=0)
+        self._columns = with_room(self._columns, row + 1, axis=2)
         self._square = with_room(self._square, row + 1, axis=1)
-        self._maps[:, :, row] = trajectory.map
+        self._maps[row] = self._columns[:, :, row] = trajectory.map
         self._orders = with_room(self._orders, row + 1, axis=0)
         self._orders[row] = ranked(trajectory.map)
         self._square[:, row] = np.cumsum(np.square(trajectory.map).sum(axis=1))
         length = len(self._embeddings) if unit is None else len(unit)
         if length > len(self._embeddings):
-            self._embeddings = np.zeros((length, self._maps.shape[2]))
-        self._embeddings = with_room(self._embeddings, self._maps.shape[2], axis=1)
+            self._embeddings = np.zeros((length, len(self._maps)))
+        self._embeddings = with_room(self._embeddings, len(self._maps), axis=1)
         self._embeddings[:, row] = 0.0 if unit is None else unit
         self.size = max(self.size, row + 1)
         self.version += 1
@@ -125,7 +129,7 @@ class ExpertMapStore:
         """Give a trajectory products with the rows there are now."""
         if trajectory.version != self.version:
             trajectory.version, trajectory.reached[1] = self.version, 0
-            trajectory.products = np.zeros(self._maps.shape[2])
+            trajectory.products = np.zeros(len(self._maps))
 
     def _most_redundant(self, trajectory: Trajectory, unit: NDArray[np.float64] | None) -> int:
         trajectory.reached[0] = len(trajectory.map)
@@ -143,7 +147,9 @@ class ExpertMapStore:
         """Return the cosines of the flattened layers observed so far, float64 [size]."""
         self.open(trajectory)
         for layer in range(trajectory.reached[1], trajectory.observed):
-            add_products(self._maps[layer], trajectory.map[layer], self.size, trajectory.products)
+            add_products(
+                self._columns[layer], trajectory.map[layer], self.size, trajectory.products
+            )
         trajectory.reached[1] = trajectory.observed
         lengths = np.sqrt(self._square[trajectory.observed - 1, : self.size])
         lengths *= norm(trajectory.map[: trajectory.observed])

@@ -28,8 +28,8 @@ class Maps(NamedTuple):
         visits, probability: float64 [L, E], whose product ranks experts of a class.
         executing, protected: bool [L, E]. slots: int64 [L]. lacks: bool [3], signals.
         map: float64 [L, E], reached: int64 [2], products: float64 [n], of the pass so far.
-        maps: float64 [L, E, n]. square: float64 [L, n], squares of norms up to each layer. orders:
-            int32 [n, L, E].
+        maps: float64 [n, L, E]. columns: float64 [L, E, n], the same. square: float64 [L, n],
+            squares of norms up to each layer. orders: int32 [n, L, E].
         row: float64 [E], ranks: int64 [E], flat: float64 [L·E], number: int64 [L],
             found: int64 [L·E, 3], scratch.
         size: rows of the store. distance, least: d, fewest selected experts of a layer.
@@ -46,6 +46,7 @@ class Maps(NamedTuple):
     reached: NDArray[np.int64]
     products: NDArray[np.float64]
     maps: NDArray[np.float64]
+    columns: NDArray[np.float64]
     square: NDArray[np.float64]
     orders: NDArray[np.int32]
     row: NDArray[np.float64]
@@ -108,7 +109,7 @@ def ask_finemoe(own, gate, v, layer, resident, wanted):
     threshold = min(1.0, max(0.0, 1.0 - score))
     for x in range(layers - start):
         for expert in range(own.map.shape[1]):
-            own.probability[start + x, expert] = own.maps[start + x, expert, row]
+            own.probability[start + x, expert] = own.maps[row, start + x, expert]
         number[x] = selected(
             own.probability[start + x], order[x], threshold, own.least, own.released
         )
@@ -155,7 +156,7 @@ def _nearest(own):
     """Return the row of the store whose layers observed so far are most like, and its cosine."""
     observed, experts = own.reached[0], own.map.shape[1]
     for layer in range(own.reached[1], observed):
-        add_products(own.maps[layer], own.map[layer], own.size, own.products)
+        add_products(own.columns[layer], own.map[layer], own.size, own.products)
     own.reached[1] = observed
     for layer in range(observed):
         for expert in range(experts):

@@ -187,7 +187,7 @@ class FineMoE(Policy):
             return None
         trajectory, size = self._trajectory, self._visits.size
         self._maps.open(trajectory)
-        maps, square, orders = self._maps.arrays
+        maps, columns, square, orders = self._maps.arrays
         own = Maps(
             visits=self._visits,
             probability=self._probability,
@@ -199,6 +199,7 @@ class FineMoE(Policy):
             reached=trajectory.reached,
             products=trajectory.products,
             maps=maps,
+            columns=columns,
             square=square,
             orders=orders,
             row=np.empty(self.experts),
@@ -288,7 +289,7 @@ class FineMoE(Policy):
     def _list_one(self, row: int, score: float, start: int, end: int) -> NDArray[np.float64]:
         """Make the list of a single stored map: priorities fall as its probabilities do."""
         probability, order = self._maps.stored(row)
-        band, order = np.ascontiguousarray(probability[start:end]), order[start:end]
+        band, order = probability[start:end], order[start:end]
         number = np.empty(end - start, np.int64)
         _count_selected(
             band, order, _threshold(score), self._least, self.select == "released", number
