@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.jit import lean
+from oled_sim.engine.jit import inlined, lean
 from oled_sim.engine.output import NewFile, refuse_existing
 from oled_sim.engine.source import Source
 from oled_sim.errors import UsageError
@@ -179,7 +179,7 @@ def most_like(counts, stale, products, units, first, past, unit, likeness):
     return best
 
 
-@lean
+@inlined
 def _any_count(counts, first, past):
     for layer in range(first, past):
         for expert in range(counts.shape[1]):
@@ -188,7 +188,7 @@ def _any_count(counts, first, past):
     return False
 
 
-@lean
+@inlined
 def _multiply(counts, units, size, unit, products):
     """Write the products of a layer's counts, scaled to norm 1, with ``units`` to ``products``."""
     products[:] = 0.0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.jit import merged
+from oled_sim.engine.jit import inlined, merged
 
 from ._candidates import compare_at_arrival, compare_by_class, list_pools
 from ._eam import most_like
@@ -114,7 +114,7 @@ def ask_infinity(own, gate, v, layer, resident, wanted):
     return n
 
 
-@merged
+@inlined
 def _any_protected(own):
     for layer in range(own.protected.shape[0]):
         for expert in range(own.protected.shape[1]):
@@ -123,7 +123,7 @@ def _any_protected(own):
     return False
 
 
-@merged
+@inlined
 def _spare_the_list(own, layer, scores):
     """Keep who is on the list of the request, the least visited leaving first; nobody else."""
     for expert in range(len(scores)):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.costs.tables import CostTables, cpu_link_us
-from oled_sim.engine.jit import merged
+from oled_sim.engine.jit import inlined, merged
 from oled_sim.errors import ProfileError
 from oled_sim.trace import Kind
 
@@ -94,13 +94,13 @@ def ask_hybrimoe(own, gate, v, layer, resident, wanted):
     return len(own.asked)
 
 
-@merged
+@inlined
 def _all_on_gpu(own, gate, v):
     prefill = gate.kind[gate.event_pass[v]] == PREFILL
     return own.prefill_on_gpu if prefill else own.block_on_gpu
 
 
-@merged
+@inlined
 def _move_scores(own, gate, v, value):
     """Move a layer's S, float64 [E], by the router's scores of an event."""
     new, best = own.new, own.best
@@ -114,7 +114,7 @@ def _move_scores(own, gate, v, value):
         value[best[i]] += own.a * new[best[i]]
 
 
-@merged
+@inlined
 def _router_scores(own, gate, v, new):
     """Fill ``new``, float64 [E], with full or top-k gates; their sum is whatever it is."""
     first, last = gate.rows[v], gate.rows[v + 1]

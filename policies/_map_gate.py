@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.jit import lean, merged
+from oled_sim.engine.jit import inlined, lean, merged
 
 from ._candidates import compare_at_arrival, compare_by_class, list_pools
 from ._similarity import add_products
@@ -86,7 +86,7 @@ def arrive_finemoe(own, layer, resident, scores):
     compare_at_arrival(resident[layer], own.protected[layer], scores, scores)
 
 
-@merged
+@inlined
 def _fill_values(own, layer, scores):
     for expert in range(len(scores)):
         value = own.probability[layer, expert] * max(own.visits[layer, expert], 1.0)
@@ -122,7 +122,7 @@ def ask_finemoe(own, gate, v, layer, resident, wanted):
     return n
 
 
-@merged
+@inlined
 def _observe(own, gate, v, layer):
     """Add the gate probabilities of an event to the map of the pass."""
     row = own.row
@@ -133,7 +133,7 @@ def _observe(own, gate, v, layer):
     own.reached[0] = layer + 1
 
 
-@merged
+@inlined
 def _fill_row(own, gate, v, row):
     """Fill float64 [E] from the full gate, the top-k gates or token counts, whichever there is."""
     row[:] = 0.0
@@ -151,7 +151,7 @@ def _fill_row(own, gate, v, row):
                 row[gate.routes[i, j]] += np.float64(gate.gates[i, j])
 
 
-@merged
+@inlined
 def _nearest(own):
     """Return the row of the store whose layers observed so far are most like, and its cosine."""
     observed, experts = own.reached[0], own.map.shape[1]
