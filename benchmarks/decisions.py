@@ -41,8 +41,8 @@ from oled_sim.hardware.replay import no_garbage_collection
 from oled_sim.policy_spec import parse_policy
 from oled_sim.trace import open_trace
 
-POLICIES = "lru,oled,fiddler,hybrimoe,moe-infinity,finemoe"
-TRACES = "mini-gsm8k,mini-humaneval,mini-science"
+POLICIES = ["lru", "oled", "fiddler", "hybrimoe", "moe-infinity", "finemoe"]
+TRACES = ["mini-gsm8k", "mini-humaneval", "mini-science"]
 CACHES = "20,40,100,160"
 Measured = list[tuple[Group, Batch]]
 
@@ -130,8 +130,8 @@ def decodes(counted: Measured, taken_us: list[float]) -> NDArray[np.float64]:
 def main() -> None:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--policy", default=POLICIES)
-    parser.add_argument("--trace", default=TRACES)
+    parser.add_argument("--policy", action="append", help="once for each")
+    parser.add_argument("--trace", action="append", help="once for each")
     parser.add_argument("--cache", default=CACHES)
     parser.add_argument("--passes", type=int, default=60, help="decode passes of the request")
     parser.add_argument("--repeat", type=int, default=3)
@@ -140,13 +140,13 @@ def main() -> None:
     given = parser.parse_args()
     costs = load_costs(find_geometry("llada2.0-mini"))
     rows = []
-    for trace in given.trace.split(","):
+    for trace in given.trace or TRACES:
         whole = TraceSource(open_trace(trace))
         splits = split_requests(list(whole.requests), Rules())
         splits = replace(splits, counted=splits.counted[:1])
         before = dict.fromkeys([*splits.history, *splits.warmup])
         source = CutSource(whole, before | {splits.counted[0]: given.passes})
-        for spec in given.policy.split(","):
+        for spec in given.policy or POLICIES:
             for cache in map(int, given.cache.split(",")):
                 simulation, counted = prepare(source, splits, spec, cache, costs)
                 row = measure(simulation, counted, given.repeat, int(given.evict * 2**20))

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from oled_sim.costs.lanes import load_costs
 from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
-from oled_sim.engine.compiled import offers
+from oled_sim.engine.compiled import gate_of, offers
 from oled_sim.engine.jit import lean
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.runner import simulate
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.source import TraceSource
-from oled_sim.errors import PolicyError
-from oled_sim.geometry import RoutingGeometry
+from oled_sim.engine.state import PASS_COUNTS
+from oled_sim.errors import PolicyError, ProfileError
+from oled_sim.geometry import RoutingGeometry, find_geometry
+from oled_sim.policies._kernels import decide_fiddler, decide_lru, split_data
 from oled_sim.policies.lru import LRU
 from oled_sim.policy import Compiled
 from oled_sim.policy_spec import parse_policy
@@ -126,6 +129,63 @@ class Wrong(LRU):
 
     def compiled(self):
         return Compiled(scores_nan, ())
+
+
+@lean
+def ask_beyond(own, gate, v, layer, resident, wanted):
+    wanted[0] = 0.0
+    wanted[1, 0], wanted[1, 1], wanted[1, 2] = layer, resident.shape[1], 1.0
+    return 2
+
+
+@dataclass
+class Astray(LRU):
+    """Offers a kernel that asks for an expert that does not exist."""
+
+    def prefetch(self, event):
+        return ()
+
+    def compiled(self):
+        return Compiled(decide_lru, split_data(self._setting, "transfer"), False, ask_beyond)
+
+
+@dataclass
+class Unspoken(LRU):
+    """Prefetches, and offers no kernel that does."""
+
+    def prefetch(self, event):
+        return [(event.layer, e, 1.0) for e in range(self.experts)]
+
+    def compiled(self):
+        return Compiled(decide_lru, split_data(self._setting, "transfer"), False)
+
+
+def test_prefetches_of_a_kernel_are_checked():
+    simulation = Simulation(Astray(), GEOMETRY, COSTS, Budget(cache=3), name="astray")
+    batch = make_batch([random_request(np.random.default_rng(1), GEOMETRY)], GEOMETRY, COSTS)
+    with pytest.raises(PolicyError, match=r"'astray' at request 0, pass 0, layer 1: .* row 1$"):
+        simulation.run_group(Group("counted", (0,)), batch)
+
+
+def test_without_a_kernel_for_prefetches_hooks_are_asked():
+    simulation = Simulation(Unspoken(), GEOMETRY, COSTS, Budget(cache=3), Rules(staging=3))
+    batch = make_batch([random_request(np.random.default_rng(1), GEOMETRY)], GEOMETRY, COSTS)
+    record = simulation.run_group(Group("counted", (0,)), batch)
+    assert record.course.pass_counts[:, PASS_COUNTS.index("prefetched")].sum() > 0
+
+
+def test_a_kernel_says_what_the_profile_lacks():
+    tokens = 5000  # of one expert; the profile goes to 4096
+    trace = random_request(np.random.default_rng(1), GEOMETRY, tokens=1)
+    batch = make_batch([trace], GEOMETRY, COSTS)
+    gate = gate_of(batch, {"ids"})
+    many = gate._replace(tokens=np.full_like(gate.tokens, tokens))
+    tables = load_costs(find_geometry("llada2.0-mini")).tables
+    own = tables, 0.0, np.ones(3), np.zeros((3, 12)), False
+    lanes, scores = np.zeros(int(gate.offset[1]), np.int64), np.zeros(12)
+    decide_fiddler(own, gate, 0, 0, np.zeros(12, np.bool_), lanes, scores)
+    with pytest.raises(ProfileError, match="no CPU time"):
+        decide_fiddler(own, many, 0, 0, np.zeros(12, np.bool_), lanes, scores)
 
 
 def test_a_subclass_inherits_no_offer():

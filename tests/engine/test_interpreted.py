@@ -27,21 +27,25 @@ class Prefetching(Policy):
 geometry = RoutingGeometry((1, 2, 3), 12, 3)
 costs = costs_by_hand(slowdown=1.37, gpu_per_token_us=0.3, cpu_per_token_us=7.1, h2d_gb_s=17.3)
 found = {}
-for rules in (Rules(batch=2, staging=3), Rules(batch=2, scope="global", confidence="end")):
+for rules in (
+    Rules(batch=2, staging=3), Rules(batch=2, scope="global", confidence="end"), Rules(staging=3),
+):
     rng = np.random.default_rng(5)
     traces = [random_request(rng, geometry, request=i, passes=14, tokens=4) for i in range(2)]
-    batch = make_batch(traces, geometry, costs, rules.confidence)
+    parts = [range(i, i + rules.batch) for i in range(0, 2, rules.batch)]
+    batches = [make_batch([traces[i] for i in p], geometry, costs, rules.confidence) for p in parts]
     specs = ("lru", "lru:dispatch=load", "lfu", "oled", "oled:exact", "ideal", "ideal:total",
-             "belady")
+             "belady", "fiddler", "hybrimoe", "finemoe", "moe-infinity")
     policies = {s: parse_policy(s) for s in specs}
     for name, policy in (policies | {"prefetching": Prefetching()}).items():
         for log in (True, False):  # gate by gate, and whole batches in the kernel of a policy
             simulation = Simulation(policy, geometry, costs, Budget(cache=4), rules, keep_log=log)
-            record = simulation.run_group(Group("counted", (0, 1)), batch)
             digest = hashlib.sha256()
-            for array in (*record.course, *simulation.state.pools[:6], *((record.log,) * log)):
-                digest.update(np.ascontiguousarray(array).tobytes())
-            found[f"{rules.scope} {name} {log}"] = digest.hexdigest()
+            for part, batch in zip(parts, batches):
+                record = simulation.run_group(Group("counted", tuple(part)), batch)
+                for array in (*record.course, *simulation.state.pools[:6], *((record.log,) * log)):
+                    digest.update(np.ascontiguousarray(array).tobytes())
+            found[f"{rules.scope} {rules.batch} {name} {log}"] = digest.hexdigest()
 print(json.dumps({"interpreted": bool(config.DISABLE_JIT), "found": found}))
 '''
 
