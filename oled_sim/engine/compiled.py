@@ -114,12 +114,13 @@ def step_for(decide: Callable[..., Any]) -> Callable[..., int]:
 def first_impossible(asked, resident) -> int:
     """Return the first row of float64 [n, 3] that is no (layer, expert, priority), -1 for none."""
     layers, experts = resident.shape
-    for i in range(len(asked)):
-        layer, expert = asked[i, 0], asked[i, 1]
-        inside = 0 <= layer < layers and 0 <= expert < experts and not np.isnan(asked[i, 2])
-        if not inside or layer != np.floor(layer) or expert != np.floor(expert):
-            return i
-    return -1
+    wrong = -1
+    for i in range(len(asked) - 1, -1, -1):  # to the end: the loop has no way out
+        layer, expert, priority = asked[i, 0], asked[i, 1], asked[i, 2]
+        good = (layer >= 0) & (layer < layers) & (layer == np.floor(layer))
+        good &= (expert >= 0) & (expert < experts) & (expert == np.floor(expert))
+        wrong = wrong if good & (priority == priority) else i
+    return wrong
 
 
 @cache

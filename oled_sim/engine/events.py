@@ -693,8 +693,10 @@ def change_capacities(pools, work, capacity):
 def ask_prefetches(state, wanted, replace):
     """Queue prefetches: float64 [n, 3] of layer, expert, priority; ``replace`` what is queued."""
     work, queue = state.lanes.work, state.queue
-    while replace and work[QUEUED] > 0:
-        dequeue(work, queue, work[QUEUED] - 1)
+    if replace:
+        for row in range(work[QUEUED]):
+            queue.place[queue.entry[row, 0], queue.entry[row, 1]] = -1
+        work[QUEUED] = 0
     for i in range(len(wanted)):
         layer, expert = int(wanted[i, 0]), int(wanted[i, 1])
         if not _on_its_way(state, layer, expert):

@@ -494,7 +494,7 @@ def _hold_arrival(work, held):
     work[HELD] += 1
 
 
-@lean
+@merged
 def enqueue(work, queue, layer, expert, priority):
     """Queue a prefetch; one that is queued already takes the new priority and a new turn."""
     row = queue.place[layer, expert]
