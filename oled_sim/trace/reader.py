@@ -129,7 +129,7 @@ def open_trace(source: str | Path, *, verify: bool = True) -> Trace:
     """Open a trace directory, or a bundled trace by name.
 
     Args:
-        source: a path, or a name from :func:`bundled_traces` (a path that exists wins).
+        source: a path, or a name from :func:`bundled_traces` (a trace at that path wins).
         verify: check the SHA-256 of every file read; page checksums are checked regardless.
 
     Raises:
@@ -152,9 +152,11 @@ def bundled_traces() -> dict[str, Path]:
 
 def _resolve(source: str | Path) -> Path:
     path, name = Path(source), str(source)
-    if path.exists() or isinstance(source, Path):
-        return path
     bundled = bundled_traces()
+    # A folder of results may have the name of the trace that they are of.
+    is_one = (path / MANIFEST).exists() or (path.exists() and name not in bundled)
+    if is_one or isinstance(source, Path):
+        return path
     if name in bundled:
         return bundled[name]
     near = difflib.get_close_matches(name, bundled, n=1)

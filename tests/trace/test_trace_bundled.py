@@ -42,6 +42,13 @@ def test_a_path_that_exists_goes_before_a_name(shipped, tmp_path, geometry, monk
     assert open_trace("nano-gsm8k").requests == (5,)
 
 
+def test_a_folder_that_is_no_trace_does_not_hide_one(shipped, tmp_path, monkeypatch):
+    """Replays of nano-gsm8k lie in a folder of that name, where they were made."""
+    (tmp_path / "results" / "nano-gsm8k").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "results")
+    assert open_trace("nano-gsm8k").path == shipped / "nano-gsm8k"
+
+
 @pytest.mark.parametrize("name", [n for n in sorted(bundled_traces()) if n.startswith("mini-")])
 def test_traces_of_narrow_mini_have_minis_routing_and_full_length(name):
     manifest = open_trace(name).manifest
