@@ -1,6 +1,6 @@
 """What the host adds when a run puts the parts together: measured by running, off any trace.
 
-A few passes with made-up routes run on the lanes just measured, through as many layers as the
+A few passes with made-up routes run on the lanes measured, through as many layers as the
 model has (fewer would stay in the caches of host and GPU), and the simulator predicts the same
 passes from the tables. What a pass, an event, an event with arrivals, one with a job of the CPU
 lane and one with both take longer than their parts is the host's: Python between the launches, and
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.profile import Host, Profile, Quantiles
+from oled_sim.costs.synthetic import affine_profile
 from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
@@ -52,10 +53,9 @@ from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
 
-SHARE = 0.5
-"""Of the GPU's free memory, what the experts of the trial's layers may take."""
-ROUNDS = 2
-"""How often the trials run, one after the other."""
+SHARE = 0.25
+"""Of the GPU's free memory, what the experts of the trials' layers may take: the tables are
+measured beside them."""
 
 
 class Folded:
@@ -91,31 +91,94 @@ class Repeated:
         self.packed = [have[layer % len(have)] for layer in range(layers)]
 
 
-def measure_host(rig: Rig, profile: Profile, *, quick: bool) -> Host:
-    """Return what the host adds to the parts that ``profile`` holds."""
-    costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
-    machine = _machine(rig, depth(rig, quick=quick))
-    few, many = (12, 16) if quick else (120, 240)
-    trials = (
-        Trial(0, 0, many),
-        Trial(0, RENEWED, few),
-        Trial(JOB, 0, few),
-        Trial(JOB, BESIDE, few),
-    )
-    rounds = 1 if quick else ROUNDS
-    found = [[_gaps(rig, machine, costs, trial) for trial in trials] for _ in range(rounds)]
-    hits, copies, jobs, both = (_pooled(of_trial) for of_trial in zip(*found, strict=True))
-    per_prefetch = _prefetch_gaps(machine, costs, rig.cost, many)
-    machine.copies.close()
-    per_event, per_job = hits.events.mean(), jobs.events.mean()
-    return Host(
-        per_pass=_quantiles(hits.passes),
-        per_event=_quantiles(hits.events),
-        per_arrival=_quantiles(copies.events - per_event),
-        per_cpu_job=_quantiles(jobs.events - per_event),
-        per_prefetch=_quantiles(per_prefetch),
-        per_cpu_job_beside_copies=_quantiles(both.events - max(per_event, per_job)),
-    )
+@dataclass(frozen=True)
+class Live:
+    """A trial that the machine ran. ``computed_us``: how long the workers computed, by job."""
+
+    record: GroupRecord
+    computed_us: NDArray[np.float64]
+
+
+class HostTrials:
+    """Runs trials on the machine now and then, and at last compares them with the simulator.
+
+    A machine that others share is not as fast at one time as at another, and what the host adds
+    follows the moment: it is measured in rounds between the tables.
+
+    Args:
+        rig: what is measured.
+        quick: whether a few events do.
+    """
+
+    def __init__(self, rig: Rig, *, quick: bool) -> None:
+        self._rig = rig
+        self._machine = _machine(rig, depth(rig, quick=quick))
+        few, many = (12, 16) if quick else (60, 120)
+        self._trials = {
+            "hits": Trial(0, 0, many),
+            "copies": Trial(0, RENEWED, few),
+            "jobs": Trial(JOB, 0, few),
+            "both": Trial(JOB, BESIDE, few),
+            "prefetches": Trial(0, 0, many, prefetches=True),
+        }
+        self._found: dict[str, list[Live]] = {name: [] for name in self._trials}
+        # Nothing of a trial is decided by costs, and there are none yet.
+        self._any_costs = LaneCosts(affine_profile(rig.cost), extrapolate=True)
+
+    def run(self) -> None:
+        """Run every trial once."""
+        for name, trial in self._trials.items():
+            self._found[name].append(_live(self._machine, self._any_costs, self._rig.cost, trial))
+
+    def close(self) -> None:
+        """Let the copy engine go."""
+        self._machine.copies.close()
+
+    def compare(self, profile: Profile) -> Host:
+        """Return what the host adds to the parts that ``profile`` holds."""
+        costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
+        predicted = {name: self._simulated(trial, costs) for name, trial in self._trials.items()}
+        hits, copies, jobs, both = (
+            _pooled([self._gaps(name, predicted[name], live, costs) for live in self._found[name]])
+            for name in ("hits", "copies", "jobs", "both")
+        )
+        per_event, per_job = hits.events.mean(), jobs.events.mean()
+        per_prefetch = [
+            _per_prefetch_us(live.record) - _per_prefetch_us(predicted["prefetches"])
+            for live in self._found["prefetches"]
+        ]
+        return Host(
+            per_pass=_quantiles(hits.passes),
+            per_event=_quantiles(hits.events),
+            per_arrival=_quantiles(copies.events - per_event),
+            per_cpu_job=_quantiles(jobs.events - per_event),
+            per_prefetch=_quantiles(np.concatenate([p[WARM_UP:] for p in per_prefetch])),
+            per_cpu_job_beside_copies=_quantiles(both.events - max(per_event, per_job)),
+        )
+
+    @property
+    def _layers(self) -> int:
+        return len(self._machine.experts.packed)
+
+    def _simulated(self, trial: Trial, costs: LaneCosts) -> GroupRecord:
+        return _run(_simulation(self._rig.cost, self._layers, costs, trial), costs, trial)
+
+    def _gaps(self, name: str, predicted: GroupRecord, live: Live, costs: LaneCosts) -> Gaps:
+        """Return how a run on the machine differs from the simulated one."""
+        trial, layers, runs = self._trials[name], self._layers, (predicted, live.record)
+        lengths = [r.course.times[:, T_END] - r.course.times[:, T_START] for r in runs]
+        whole = [r.course.pass_times[:, 1] - r.course.pass_times[:, 0] for r in runs]
+        outside = [
+            w - e.reshape(-1, layers).sum(axis=1) for w, e in zip(whole, lengths, strict=True)
+        ]
+        gaps = lengths[1] - lengths[0]
+        if trial.on_cpu:  # what the workers themselves took longer than the table is not ours
+            table = predicted.course.times[:, T_BUSY + CPU] - costs.cpu_link_us(TOKENS)
+            gaps -= live.computed_us - table
+        elif trial.renewed:  # nor what the copies themselves did
+            copying = [r.course.times[:, T_BUSY + H2D] for r in runs]
+            gaps -= np.nan_to_num(copying[1] - copying[0])
+        return Gaps((outside[1] - outside[0])[WARM_UP:], gaps[WARM_UP * layers :])
 
 
 def depth(rig: Rig, *, quick: bool) -> int:
@@ -143,41 +206,6 @@ def _pooled(found: Sequence[Gaps]) -> Gaps:
     )
 
 
-def _gaps(rig: Rig, machine: Machine, costs: LaneCosts, trial: Trial) -> Gaps:
-    """Run a trial on the machine and in the simulator; return how they differ."""
-    layers = len(machine.experts.packed)
-    geometry = _routing(rig.cost, layers)
-    predicted, measured = (
-        _run(machine, costs, geometry, trial, live=live) for live in (False, True)
-    )
-    lengths = [r.course.times[:, T_END] - r.course.times[:, T_START] for r in (predicted, measured)]
-    whole = [r.course.pass_times[:, 1] - r.course.pass_times[:, 0] for r in (predicted, measured)]
-    outside = [w - e.reshape(-1, layers).sum(axis=1) for w, e in zip(whole, lengths, strict=True)]
-    gaps = lengths[1] - lengths[0]
-    if trial.on_cpu:  # what the workers themselves took longer than the table is not ours
-        table = predicted.course.times[:, T_BUSY + CPU] - costs.cpu_link_us(TOKENS)
-        gaps -= np.array(machine.cpu.computed_us) - table  # type: ignore[attr-defined]
-    elif trial.renewed:  # nor what the copies themselves did
-        copying = [r.course.times[:, T_BUSY + H2D] for r in (predicted, measured)]
-        gaps -= np.nan_to_num(copying[1] - copying[0])
-    return Gaps((outside[1] - outside[0])[WARM_UP:], gaps[WARM_UP * layers :])
-
-
-def _prefetch_gaps(
-    machine: Machine, costs: LaneCosts, cost: CostGeometry, events: int
-) -> NDArray[np.float64]:
-    """Return how much longer a prefetch takes than its copy, in a run that is never without, µs.
-
-    By pass: its time over its prefetches, less the same in the simulator, which only copies.
-    """
-    geometry = _routing(cost, len(machine.experts.packed))
-    trial = Trial(0, 0, events, prefetches=True)
-    predicted, measured = (
-        _per_prefetch_us(_run(machine, costs, geometry, trial, live=live)) for live in (False, True)
-    )
-    return (measured - predicted)[WARM_UP:]
-
-
 def _per_prefetch_us(record: GroupRecord) -> NDArray[np.float64]:
     """Return the time of each pass over the prefetches that it started."""
     times, counts = record.course.pass_times, record.course.pass_counts
@@ -185,29 +213,31 @@ def _per_prefetch_us(record: GroupRecord) -> NDArray[np.float64]:
     return (times[:, 1] - times[:, 0]) / np.maximum(started, 1)
 
 
-def _routing(cost: CostGeometry, layers: int) -> RoutingGeometry:
-    return RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
+def _simulation(cost: CostGeometry, layers: int, costs: LaneCosts, trial: Trial) -> Simulation:
+    geometry = RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
+    budget, rules = Budget(cache=slots_of(cost.experts)), Rules(staging=STAGING)
+    return Simulation(policy_of(geometry, trial), geometry, costs, budget, rules)
 
 
-def _run(
-    machine: Machine, costs: LaneCosts, geometry: RoutingGeometry, trial: Trial, *, live: bool
-) -> GroupRecord:
-    rules, cache = Rules(staging=STAGING), slots_of(geometry.experts)
-    simulation = Simulation(policy_of(geometry, trial), geometry, costs, Budget(cache=cache), rules)
-    machine.cpu.computed_us.clear()  # type: ignore[attr-defined]
-    pace = None
-    if live:
-        layers = len(geometry.layers)
-        slots = SlotMap(layers, geometry.experts, layers * cache + STAGING)
-        load_residents(machine, slots, simulation.state.pools.resident)
-        pace = LivePace(machine, slots)
-        simulation.pace = pace
+def _run(simulation: Simulation, costs: LaneCosts, trial: Trial) -> GroupRecord:
+    geometry = simulation.geometry
+    batch = make_batch([request_of(geometry, trial)], geometry, costs)
+    return simulation.run_group(Group("counted", (0,)), batch)
+
+
+def _live(machine: Machine, costs: LaneCosts, cost: CostGeometry, trial: Trial) -> Live:
+    """Run a trial on the machine."""
+    layers = len(machine.experts.packed)
+    lane: Any = machine.cpu
+    simulation = _simulation(cost, layers, costs, trial)
+    slots = SlotMap(layers, cost.experts, layers * slots_of(cost.experts) + STAGING)
+    load_residents(machine, slots, simulation.state.pools.resident)
+    lane.computed_us.clear()
+    simulation.pace = pace = LivePace(machine, slots)
     with no_garbage_collection():
-        batch = make_batch([request_of(geometry, trial)], geometry, costs)
-        record = simulation.run_group(Group("counted", (0,)), batch)
-    if pace is not None:
-        pace.leave()
-    return record
+        record = _run(simulation, costs, trial)
+    pace.leave()
+    return Live(record, np.array(lane.computed_us))
 
 
 def _machine(rig: Rig, layers: int) -> Machine:

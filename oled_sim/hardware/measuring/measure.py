@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import msgspec
@@ -19,7 +20,7 @@ from oled_sim.hardware.measuring.experts import (
     measure_cpu_link,
     measure_gpu_experts,
 )
-from oled_sim.hardware.measuring.host import measure_host
+from oled_sim.hardware.measuring.host import HostTrials
 from oled_sim.hardware.measuring.interference import measure_interference
 from oled_sim.hardware.measuring.layers import measure_layers
 from oled_sim.hardware.measuring.links import measure_h2d, measure_links
@@ -90,10 +91,17 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
     identity.share_cores(plan.place.device, plan.workers)
     with built(plan.cost, plan.axes, plan.place, plan.workers, quick=plan.quick) as rig:
         sweep.seconds["weights"] = round(time.perf_counter() - start, 2)
-        interference = _measure_all(sweep, rig, plan)
+        trials = HostTrials(rig, quick=plan.quick)
+
+        def try_host() -> None:
+            with sweep.step("host"):
+                trials.run()
+
+        interference = _measure_all(sweep, rig, plan, (lambda: None) if plan.quick else try_host)
+        try_host()
+        trials.close()
         profile = _profile(plan, sweep, interference, *_overheads(sweep))
-        with sweep.step("host"):
-            host = measure_host(rig, profile, quick=plan.quick)
+        host = trials.compare(profile)
     sweep.seconds["total"] = round(time.perf_counter() - start, 2)
     return Measured(msgspec.structs.replace(profile, host=host), sweep.seconds)
 
@@ -117,18 +125,22 @@ def _profile(
     )
 
 
-def _measure_all(sweep: Sweep, rig: Rig, plan: Plan) -> Interference:
-    """Fill all tables; return the slow-downs."""
+def _measure_all(sweep: Sweep, rig: Rig, plan: Plan, between: Callable[[], None]) -> Interference:
+    """Fill all tables, with something else between them; return the slow-downs."""
     small = plan.quick or not plan.place.cuda
     measure_links(sweep, rig)
+    between()
     measure_layers(sweep, rig, plan.block)
     cache_bytes = SMALL_CACHE_BYTES if small else CACHE_BYTES
     measure_batches(sweep, rig, cache_bytes, 0 if small else L2_MULTIPLE_BYTES)
+    between()
     measure_cpu_experts(sweep, rig)
+    between()
     measure_gpu_experts(sweep, rig)
     interference = measure_interference(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
     # After the slow-downs: captured ways there wait for what another stream has queued.
     measure_cpu_link(sweep, rig, block=plan.block)
+    between()
     measure_cpu_experts(sweep, rig)  # again: neighbours take a shared machine's memory by turns
     measure_h2d(sweep, rig)
     return interference
