@@ -7,11 +7,12 @@ exactly as a built-in one.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import sys
 import zlib
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,12 +30,12 @@ EXPERIMENTS = "oled_sim.experiments"
 
 def names(group: str) -> list[str]:
     """Return the sorted names registered in an entry-point ``group``."""
-    return sorted(entry_points(group=group).names)
+    return sorted(_registered(group).names)
 
 
 def package_of(group: str, name: str) -> str | None:
     """Return name and version of the package that registered a plug-in; None if none did."""
-    for entry in entry_points(group=group, name=name):
+    for entry in _registered(group).select(name=name):
         if entry.dist is not None:
             return f"{entry.dist.name} {entry.dist.version}"
     return None
@@ -51,7 +52,7 @@ def load(group: str, name: str) -> Any:
     Raises:
         UsageError: nothing by that name, or it does not import.
     """
-    found = {e.name: e for e in entry_points(group=group)}
+    found = {e.name: e for e in _registered(group)}
     if name in found:
         return _load_entry(found[name])
     if ".py" in name:
@@ -66,6 +67,28 @@ def load(group: str, name: str) -> Any:
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"unknown {_noun(group)} {name!r}: {hint}known are {', '.join(sorted(found))}")
+
+
+def _registered(group: str) -> EntryPoints:
+    """Return the entry points of a group; what is installed meanwhile is found."""
+    return _read(group, tuple((folder, _changed_ns(folder)) for folder in sys.path))
+
+
+@functools.lru_cache(maxsize=64)
+def _read(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """Read the entry points of every installed package, which takes milliseconds.
+
+    ``folders``: the module search path and when each folder last changed, ns: what decides about
+    the answer.
+    """
+    return entry_points(group=group)
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return Path(folder).stat().st_mtime_ns  # "" is the current folder
+    except OSError:  # a path entry need not exist
+        return 0
 
 
 def _noun(group: str) -> str:

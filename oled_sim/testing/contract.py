@@ -17,6 +17,7 @@ Nothing here needs pytest, so the methods can also be called by hand.
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
@@ -81,18 +82,8 @@ class PolicyContract:
         ragged: bool = False,
     ) -> list[RequestTrace]:
         """Return random requests; the first passes of a longer one are those of a shorter one."""
-        return [
-            random_request(
-                np.random.default_rng([seed, i]),
-                self.geometry,
-                request=i,
-                passes=passes,
-                tokens=4,
-                signals=signals,
-                ragged=ragged,
-            )
-            for i in range(count)
-        ]
+        chosen = tuple(sorted(signals))
+        return [_request(self.geometry, seed, i, passes, chosen, ragged) for i in range(count)]
 
     def run(
         self,
@@ -321,6 +312,27 @@ class PolicyContract:
         full, empty = self.simulate(self.geometry.experts), self.simulate(0)
         assert full.summary.hit_rate == 1.0 and empty.summary.hit_rate == 0.0
         assert full.summary.tpot_us <= empty.summary.tpot_us
+
+
+@functools.lru_cache(maxsize=256)
+def _request(
+    geometry: RoutingGeometry,
+    seed: int,
+    number: int,
+    passes: int,
+    signals: tuple[str, ...],
+    ragged: bool,
+) -> RequestTrace:
+    """Return a random request: made once, because nobody can write into it."""
+    return random_request(
+        np.random.default_rng([seed, number]),
+        geometry,
+        request=number,
+        passes=passes,
+        tokens=4,
+        signals=signals,
+        ragged=ragged,
+    )
 
 
 def _with_moving_budget(policy: Policy) -> Policy:
