@@ -11,10 +11,18 @@ slow = [HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, suppress_health_check=slow)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+QUICK = "not slow"
 
 TESTS = Path(__file__).parent
 FIRST = ("engine/test_golden_results.py", "synthesis", "training", "model", "trace")
 """Files and folders whose tests come first, in this order."""
+
+
+def pytest_configure(config):
+    """Try properties on a quarter of their examples where slow tests are left out."""
+    if config.getoption("markexpr") == QUICK:
+        settings.register_profile("quick", settings(), max_examples=25)
+        settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(items):

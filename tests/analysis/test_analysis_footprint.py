@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from analysis_traces import GEOMETRY, event_sets, one, union, worked_request
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +70,7 @@ def test_a_pass_that_lacks_one_of_the_first_tokens_does_not_count():
     assert table["activated"].tolist() == [1, 1.5, 3]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_block_footprint_agrees_with_plain_sets(data):
     geometry = data.draw(geometries())
@@ -119,7 +120,7 @@ def test_quantiles_are_values_that_occur():
     assert row["activated"] == 10.5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_activation_and_footprint_agree_with_plain_sets(data):
     geometry = data.draw(geometries())

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from analysis_traces import GEOMETRY, NAN, event_sets, one, union, worked_request
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def test_cosines_that_are_unknown_do_not_count():
     assert math.isnan(one(table, span="across", gap=1, layer=1)["cosine"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_overlap_agrees_with_plain_sets(data):
     geometry = data.draw(geometries(max_experts=80))
@@ -97,7 +98,7 @@ def test_overlap_agrees_with_plain_sets(data):
         assert found[key]["jaccard"] == pytest.approx(jaccard)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_neighbours_are_those_of_trace_info(data):
     """`oled-sim trace info` and this analysis print the same overlap of adjacent passes."""

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from analysis_traces import GEOMETRY, one, worked_request
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def test_gate_mass_by_hand():
     assert one(table, layer=4, weight="gates", top_percent=10)["share"] == 0.625
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_shares_agree_with_plain_counting(data):
     geometry = data.draw(geometries())

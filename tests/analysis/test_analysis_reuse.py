@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from analysis_traces import GEOMETRY, event_sets, one, union, worked_request
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def naive_lru(traces, layer, capacity, cold):
     return hits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_hit_curve_is_that_of_a_simulated_lru_at_every_capacity(data):
     geometry = data.draw(geometries())
@@ -122,7 +123,7 @@ def test_hit_curve_is_that_of_a_simulated_lru_at_every_capacity(data):
             assert {phase: found.get(phase, 0) for phase in expected} == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_event_distances_agree_with_looking_back(data):
     geometry = data.draw(geometries())
@@ -147,7 +148,7 @@ def test_event_distances_agree_with_looking_back(data):
     assert found.sort_index().to_dict() == expected.sort_index().to_dict()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_both_measures_count_every_activation_once(data):
     geometry = data.draw(geometries())

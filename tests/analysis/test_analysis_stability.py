@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from analysis_traces import GEOMETRY, one, worked_request
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ def test_unknown_confidence_counts_for_the_mean_only():
     assert math.isnan(row["correlation"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_tables_agree_with_each_other_and_with_the_transitions(data):
     geometry = data.draw(geometries())
@@ -104,7 +105,7 @@ def test_tables_agree_with_each_other_and_with_the_transitions(data):
         assert sums.to_dict() == dict(zip(mine["confidence_low"], mine["transitions"], strict=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_correlations_are_those_of_trace_info(data):
     geometry = data.draw(geometries())

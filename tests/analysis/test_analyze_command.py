@@ -3,41 +3,20 @@
 import json
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import BytesIO, TextIOWrapper
 
 import numpy as np
 import pandas as pd
 import pytest
+from commands import oled_sim, oled_sim_process
 
 from oled_sim.analysis import analyze_traces
 from oled_sim.analysis.output import FIGURES, TABLES
-from oled_sim.cli.main import main
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.testing.traces import random_request, write_trace
 from oled_sim.trace import open_trace
 from oled_sim.trace.schema import SIGNALS
 
 GEOMETRY = RoutingGeometry((1, 2, 5), 12, 3)
-
-
-def oled_sim(*arguments):
-    """Run the command in this process."""
-    out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    code = 0
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            main([str(a) for a in arguments])
-        except SystemExit as stop:
-            code = stop.code
-    shown = (stream.buffer.getvalue().decode() for stream in (out, err))
-    return subprocess.CompletedProcess(arguments, code, *shown)
-
-
-def oled_sim_process(*arguments):
-    """Run the command in a process of its own."""
-    command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +79,7 @@ def test_files_hold_the_tables_and_pictures(written, folder):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_same_files_again(written, folder, tmp_path):
     out, _ = written
     again = tmp_path / "new" / "folder"

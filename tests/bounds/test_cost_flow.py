@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,14 +45,14 @@ def instances(experts=5):
     return st.lists(event, min_size=1, max_size=7)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(events=instances(), copy_us=st.integers(1, 20), slots=st.integers(0, 4))
 def test_no_way_to_keep_experts_costs_less(events, copy_us, slots):
     found = least_cost_us(uses(events), float(copy_us), slots)
     assert found == cheapest(events, copy_us, [slots] * len(events))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), events=instances(), copy_us=st.integers(1, 20))
 def test_nor_with_slots_that_change(data, events, copy_us):
     limits = [data.draw(st.integers(0, 3)) for _ in events]

@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def exhaustive(events, sizes, budget):
     return max(best.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     passes=st.lists(
         st.lists(st.sets(st.integers(0, 2), min_size=1, max_size=2), min_size=2, max_size=2),
@@ -89,7 +90,7 @@ def test_no_way_to_keep_experts_has_more_hits(passes, sizes, budget):
     assert belady <= best <= found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 10**6), slots=st.integers(1, 20), cold=st.booleans())
 def test_it_is_belady_s_where_sizes_are_equal(seed, slots, cold):
     geometry = RoutingGeometry((1, 2, 4), 8, 2)

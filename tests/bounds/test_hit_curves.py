@@ -4,6 +4,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def runs(draw, layers=3):
 
 
 @pytest.mark.parametrize("order", POLICIES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     run=runs(),
     rules=st.sampled_from(
@@ -86,7 +87,7 @@ def test_every_capacity_is_what_a_run_has(order, run, rules):
     assert found[:2, -1].tolist() == hits[-1, :2].tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(run=runs())
 def test_belady_gains_less_and_less(run):
     gains = np.diff(curves(*run, "soonest"), axis=1)
@@ -95,7 +96,7 @@ def test_belady_gains_less_and_less(run):
 
 
 @pytest.mark.parametrize("order", POLICIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(run=runs(layers=2), cache=st.integers(0, 7))
 def test_no_fixed_split_has_more_hits(order, run, cache):
     geometry, traces = run
@@ -111,7 +112,7 @@ def test_no_fixed_split_has_more_hits(order, run, cache):
     assert hits[splits.index(tuple(split.tolist()))].sum() == hits.sum(axis=1).max()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(run=runs(), cache=st.integers(0, 8))
 def test_marginal_gains_find_belady_s_best_split_too(run, cache):
     found = curves(*run, "soonest")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,7 +124,7 @@ policies = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(traces(), policies, rules)
 def test_every_cache_size_has_the_hits_of_a_run_of_its_own(source, policy, rules):
     curve = policy_curve(source, policy, COSTS, rules)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ def bounds_of(traces, costs, request, bounds=None):
 
 
 @pytest.mark.parametrize("name", COSTS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 10**6), cache=st.integers(0, 8))
 def test_no_policy_does_with_less_work(name, seed, cache):
     rng = np.random.default_rng(seed)

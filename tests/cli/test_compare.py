@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sweep import GEOMETRY, call, made
@@ -51,7 +52,7 @@ class TestInterval:
         ours, theirs = np.random.default_rng(0).random((2, 30))
         assert paired_ratio(ours, theirs, seed=1) != paired_ratio(ours, theirs, seed=2)
 
-    @settings(max_examples=20, deadline=None, derandomize=True)
+    @settings(max_examples=examples(20), deadline=None, derandomize=True)
     @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=2, max_size=8))
     def test_holds_the_ratio_and_lies_within_the_extremes(self, pairs):
         ours, theirs = np.array(pairs).T
@@ -164,6 +165,7 @@ def test_without_a_trace_it_says_what_is_missing():
     assert code == 2 and "Missing argument 'TRACE...'" in err
 
 
+@pytest.mark.slow
 def test_the_command_itself(traces):
     command = [sys.executable, "-m", "oled_sim", "compare", traces[0], "--policy", "lru"]
     done = subprocess.run([*command, "--cache", "4"], capture_output=True, text=True, check=True)

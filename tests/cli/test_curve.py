@@ -77,6 +77,7 @@ def test_mistakes_are_one_sentence(trace, arguments, words):
     assert words in err and err.startswith("Error: ") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_itself(trace):
     command = [sys.executable, "-m", "oled_sim", "curve", trace, "--policy", "lru", "--cache", "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

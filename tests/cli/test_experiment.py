@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pandas as pd
 import pytest
@@ -28,11 +31,27 @@ NOT_ONE = 3
 """
 
 
-@pytest.fixture
-def mine(tmp_path):
-    file = tmp_path / "mine.py"
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    file = tmp_path_factory.mktemp("mine") / "mine.py"
     file.write_text(MINE)
     return f"{file}:MINE"
+
+
+@pytest.fixture(scope="module")
+def ran(mine, tmp_path_factory):
+    """The folder of a quick run, and what it printed."""
+    out = tmp_path_factory.mktemp("ran") / "out"
+    printed = StringIO()
+    with redirect_stdout(printed):
+        main(["experiment", mine, "--quick", "--out", str(out), "--jobs", "1"])
+    return out, printed.getvalue()
+
+
+@pytest.fixture
+def out(ran, tmp_path):
+    """A copy of that folder."""
+    return shutil.copytree(ran[0], tmp_path / "out")
 
 
 def run(capsys, *arguments):
@@ -45,27 +64,24 @@ def run(capsys, *arguments):
     return code, out, err
 
 
-def test_writes_table_manifest_and_figure(capsys, tmp_path, mine):
-    out = tmp_path / "out"
-    code, text, err = run(capsys, mine, "--quick", "--out", out, "--jobs", 1)
-    assert code == 0, err  # a slow machine shows progress
-    assert "mine" in text
+def test_writes_table_manifest_and_figure(ran):
+    out, text = ran
+    assert text.splitlines()[1].split()[:3] == ["mine", "4", "4"]  # points, measured
     table = pd.read_parquet(out / "mine.parquet")
     assert table.groupby(["cache", "policy"], sort=False).ngroups == 4
     assert json.loads((out / "mine.manifest.json").read_text())["size"] == "quick"
     assert (out / "mine.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_second_run_measures_nothing(capsys, tmp_path, mine):
-    arguments = [mine, "--quick", "--out", tmp_path / "out", "--jobs", 1, "--json"]
-    first, second = (json.loads(run(capsys, *arguments)[1]) for _ in range(2))
-    assert [f["measured"] for f in (*first, *second)] == [4, 0]
+def test_a_second_run_measures_nothing(capsys, mine, out):
+    code, text, err = run(capsys, mine, "--quick", "--out", out, "--jobs", 1, "--json")
+    assert code == 0, err  # a slow machine shows progress
+    assert [f["measured"] for f in json.loads(text)] == [0]
 
 
-def test_a_damaged_part_is_named(capsys, tmp_path, mine):
-    arguments = [mine, "--quick", "--out", tmp_path / "out", "--jobs", 1]
-    run(capsys, *arguments)
-    part = next((tmp_path / "out" / "parts").glob("*.parquet"))
+def test_a_damaged_part_is_named(capsys, mine, out):
+    arguments = [mine, "--quick", "--out", out, "--jobs", 1]
+    part = next((out / "parts").glob("*.parquet"))
     part.write_bytes(part.read_bytes()[:100])
     code, _, err = run(capsys, *arguments)
     assert code == 1 and part.name in err and "delete it and run again" in err
@@ -73,9 +89,7 @@ def test_a_damaged_part_is_named(capsys, tmp_path, mine):
     assert run(capsys, *arguments)[0] == 0
 
 
-def test_sizes_are_told_apart(capsys, tmp_path, mine):
-    out = tmp_path / "out"
-    run(capsys, mine, "--quick", "--out", out, "--jobs", 1)
+def test_sizes_are_told_apart(capsys, mine, out):
     run(capsys, mine, "--out", out, "--jobs", 1)
     assert json.loads((out / "mine.manifest.json").read_text())["size"] == "full"
 
@@ -100,14 +114,15 @@ def test_mistakes_are_usage_errors(capsys, tmp_path, arguments, said):
     assert said in err
 
 
-def test_a_file_must_hold_an_experiment(capsys, tmp_path, mine):
+def test_a_file_must_hold_an_experiment(capsys, mine):
     code, _, err = run(capsys, mine.replace(":MINE", ":NOT_ONE"))
     assert code == 2
     assert "is no experiment but a int" in err
 
 
 def test_a_folder_that_cannot_be_made_is_said(capsys, tmp_path, mine):
-    code, _, err = run(capsys, mine, "--quick", "--out", tmp_path / "mine.py" / "out")
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, mine, "--quick", "--out", tmp_path / "file" / "out")
     assert code == 2
     assert "cannot be made" in err
 

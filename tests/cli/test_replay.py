@@ -96,6 +96,7 @@ def test_the_simulator_decides_alike(replayed, home):
     assert target["met"] is True
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_run_again(replayed, home):
     assert replayed.returncode == 0, replayed.stderr
     before = {p: p.stat().st_mtime_ns for p in (home / "points").rglob("*") if p.is_file()}
@@ -178,20 +179,21 @@ def test_a_point_of_other_settings_is_no_answer(capsys, replayed, home, more, sa
 
 def test_mistakes_are_found_before_torch_is_imported(home, tmp_path):
     code = (
-        "import sys\nfrom oled_sim.cli.main import main\n"
-        "try:\n    main(sys.argv[1:])\nexcept SystemExit as stop:\n"
-        "    print(stop.code, 'torch' in sys.modules)"
+        "import json, sys\nfrom oled_sim.cli.main import main\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    try:\n        main(arguments)\n    except SystemExit as stop:\n"
+        "        print(bool(stop.code), 'torch' in sys.modules)"
     )
     base = ["--policy", "lru", "--cache", "5", "--out", tmp_path / "x"]
-    for more in (
+    mistakes = [
         ["--policy", "nobody"], ["--policy", "belady"], ["--cache", "many"], ["--trace", "none"],
         ["--profile", "none"], ["--workers", "9999"], ["--out", tmp_path / "no" / "x"],
-    ):  # fmt: skip
-        arguments = map(str, asked(home, *base, *more))
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True
-        )
-        assert done.stdout.split()[1:] == ["False"], (more, done.stderr)
+    ]  # fmt: skip
+    calls = [[str(a) for a in asked(home, *base, *more)] for more in mistakes]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(calls)], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["True False"] * len(mistakes), done.stderr
 
 
 def test_refusals_leave_no_folder(capsys, home, tmp_path):

@@ -186,6 +186,7 @@ def test_a_trace_given_twice_is_refused(traces):
     assert code == 2 and "is given twice" in err
 
 
+@pytest.mark.slow
 def test_the_command_itself(traces):
     command = [sys.executable, "-m", "oled_sim", "sweep", traces[0], "--policy", "lru"]
     done = subprocess.run(

@@ -13,7 +13,7 @@ from oled_sim.geometry import RoutingGeometry
 from oled_sim.testing.traces import random_request, write_trace
 
 GEOMETRY = RoutingGeometry((1, 2, 5), 16, 2)
-WIDTHS = (80, 100, 120)
+WIDTHS = (80, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 120)))
 
 
 @pytest.fixture(scope="module")

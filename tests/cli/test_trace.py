@@ -6,17 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from commands import oled_sim, oled_sim_process
 
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.testing.traces import random_manifest, random_request, write_trace
 from oled_sim.trace.manifest import Prompts
 
 GEOMETRY = RoutingGeometry((1, 2, 5), 12, 3)
-
-
-def oled_sim(*arguments, cwd=None):
-    command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,7 @@ def test_info_prints_tables_for_people(path):
 
 
 def test_info_prints_json_for_programs(path):
-    result = oled_sim("trace", "info", path, "--json")
+    result = oled_sim_process("trace", "info", path, "--json")
     found = json.loads(result.stdout)
     statistics = found["statistics"]
     assert found["manifest"]["model"]["layers"] == [1, 2, 5]

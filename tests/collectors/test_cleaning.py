@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def search(tokens, layers, routes, may_start):
     return [bool(of[t]) and all(t in dummy[layer] for layer in of[t]) for t in range(tokens)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), st.integers(1, 9), st.integers(1, 3), st.booleans())
 def test_as_a_plain_search_finds_them(data, tokens, layers, anywhere):
     cells = [(t, layer) for t in range(tokens) for layer in range(layers)]

@@ -3,14 +3,14 @@
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import oled_sim, oled_sim_process
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -353,7 +353,7 @@ def recordings(draw):
     return k, "".join(rows), expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(recordings(), st.sampled_from([1, 60, 200, 1 << 20]))
 def test_any_recording_keeps_its_routes(tmp_path_factory, recording, block_bytes):
     """The same routes in the same order, wherever the blocks of text happen to end."""
@@ -546,11 +546,6 @@ def test_a_profiling_batch_is_refused_before_anything_is_written(tmp_path):
 # --- files that are there, and the command line -------------------------------------------------
 
 
-def oled_sim(*arguments):
-    command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 def test_nothing_is_overwritten_unasked(tmp_path):
     imported(tmp_path)
     before = (tmp_path / "trace" / "manifest.json").read_bytes()
@@ -609,7 +604,7 @@ def test_command_prints_a_summary_and_what_was_left_out(tmp_path):
 
 def test_command_prints_json(tmp_path):
     out = tmp_path / "trace"
-    result = oled_sim("import", "route-csv", write(tmp_path), "--out", out, "--json")
+    result = oled_sim_process("import", "route-csv", write(tmp_path), "--out", out, "--json")
     found = json.loads(result.stdout)
     size = sum(f.stat().st_size for f in out.glob("*/*.parquet"))
     assert found == {

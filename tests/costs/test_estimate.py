@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 
 import msgspec
@@ -143,9 +144,14 @@ def test_a_cell_that_was_not_measured_is_not_estimated(measured: Profile):
         assert table.repeats == [[1, 1], [1, 0]]
 
 
+@functools.cache
+def real_profile() -> Profile:
+    return load_profile("h200-llada2.0-mini")
+
+
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
 def test_a_slower_machine_is_never_faster(memory: float, compute: float):
-    real = load_profile("h200-llada2.0-mini")
+    real = real_profile()
     fast = Rates(4800, 989, 300, 63)
     slow = Rates(4800 / (1 + memory), 989 / (1 + compute), 300, 63)
     machine = Machine(real.hardware, real.software, slow)

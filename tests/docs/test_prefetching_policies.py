@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "prefetching-policies.md"
 
 
+@pytest.mark.slow
 def test_a_collection_is_made_and_used_as_printed(tmp_path):
     text = PAGE.read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

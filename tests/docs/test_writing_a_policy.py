@@ -94,7 +94,10 @@ def test_the_example_is_about_thirty_lines_of_plain_numpy():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(COMMANDS)))
+@pytest.mark.parametrize(
+    "number",
+    [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, len(COMMANDS) - 1)), 6],
+)
 def test_command(folder, site, number):
     where, command = COMMANDS[number]
     environment = {"PYTHONPATH": str(site)} if where == "installed" else {}
@@ -118,6 +121,7 @@ def test_parameters_and_labels_reach_the_results(folder):
     )
 
 
+@pytest.mark.slow
 def test_the_page_s_own_test_file_passes_outside_of_the_repository(folder):
     out = call(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder], folder)
     assert int(re.search(r"(\d+) passed", out)[1]) > 40

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +151,10 @@ def accesses(kind, n, experts, seed=0):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("kind", ["skewed", "uniform", "loop", "drifting"])
+@pytest.mark.parametrize(
+    "kind",
+    ["skewed", *(pytest.param(k, marks=pytest.mark.slow) for k in ("uniform", "loop", "drifting"))],
+)
 def test_every_access_of_a_long_sequence(theirs, pair, kind):
     experts = 24
     make, cache = PAIRS[pair]
@@ -167,7 +171,7 @@ def test_every_access_of_a_long_sequence(theirs, pair, kind):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(keys=st.lists(st.integers(0, 6), min_size=1, max_size=60), slots=st.integers(1, 6))
 def test_every_access_of_short_sequences(theirs, pair, keys, slots):
     make, cache = PAIRS[pair]
@@ -219,7 +223,7 @@ def visits(draw):
     return keys, slots
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(visit=visits())
 def test_lfu_where_nothing_comes_back(theirs, visit):
     keys, slots = visit

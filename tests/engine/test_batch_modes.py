@@ -5,6 +5,7 @@ from heapq import heapreplace
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_laws import COSTS, Erratic
@@ -207,7 +208,7 @@ def course_of(records):
     return [np.concatenate([getattr(r.course, n) for r in records]) for n in names]
 
 
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=examples(60), deadline=None, derandomize=True)
 policies = st.one_of(
     st.sampled_from(["lru", "lfu", "oled", "ideal", "belady"]).map(parse_policy),
     st.builds(Erratic, seed=st.integers(0, 99)),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,9 @@ FIXED = ("lru", "lru:dispatch=load", "lfu", "oled:priority", "oled:allocate=unif
 PLACING = ("ktransformers", "fiddler", "hybrimoe")
 """Policies with initial residents of their own."""
 MOVING = ("oled", "oled:priority+adapt", "oled:allocate_every=1")
-quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(
+    max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def same_start(policy, setting):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def test_unequal_sizes_stay_within_the_bytes():
     assert share([1, 1], 9, unit=[2, 3]) == [3, 1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_shares_fit_and_are_complete(data):
     n = data.draw(st.integers(1, 6))

@@ -77,8 +77,17 @@ def bytes_of(kind, spec, rules, cache, *, ragged):
     return found + [np.ascontiguousarray(a).tobytes() for a in pools[:10]]
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("spec", POLICIES)
+# Every policy under one set of rules, and every set of rules with one policy, quickly.
+@pytest.mark.parametrize(
+    ("spec", "rules"),
+    [
+        pytest.param(
+            spec, rules, marks=[] if rules == "batch" or spec == "oled" else [pytest.mark.slow]
+        )
+        for spec in POLICIES
+        for rules in RULES
+    ],
+)
 def test_same_bytes_on_random_traces(spec, rules):
     for cache in (0, 2, 5, 12):
         for ragged in (False, True):

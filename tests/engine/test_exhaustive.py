@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ def ideal_and_shortest(costs, tokens, cache, seed):
     return end - gate, shortest(geometry, trace, costs, cache)
 
 
-same_examples = settings(max_examples=40, deadline=None, derandomize=True)
+same_examples = settings(max_examples=examples(40), deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("name", COSTS)

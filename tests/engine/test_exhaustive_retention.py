@@ -11,6 +11,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,14 +89,14 @@ def bound(found, passes):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(passes=activations(1, 6), slots=st.integers(0, 5))
 def test_what_is_used_soonest_is_the_best_to_keep(passes, slots):
     found = run(Belady(), 1, 6, passes, slots)
     assert sum(found.count("hits")) == bound(found, passes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(passes=activations(2, 5), slots=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_also_while_capacities_change(passes, slots, seed):
     weights = np.random.default_rng(seed).integers(0, 4, (len(passes), 2)) + 0.01
@@ -110,7 +111,7 @@ def test_capacities_do_change_in_the_test_above():
     assert found.count("capacity") == [2, 2, 2, 2, 3, 1, 1, 3]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(passes=activations(2, 3), slots=st.integers(0, 2))
 def test_also_in_one_pool_for_all_layers(passes, slots):
     found = run(Belady(), 2, 3, passes, slots, scope="global")
@@ -120,7 +121,7 @@ def test_also_in_one_pool_for_all_layers(passes, slots):
 
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(requests=st.lists(activations(1, 5), min_size=2, max_size=4), slots=st.integers(1, 3))
 def test_also_over_the_requests_of_a_run(cold, batch, requests, slots):
     geometry = RoutingGeometry((1,), 5, 1)
@@ -153,7 +154,7 @@ def test_also_over_the_requests_of_a_run(cold, batch, requests, slots):
     "spec",
     ["lru", "lru:dispatch=load", "lfu", "oled", "oled:priority", "oled:allocate_every=1"],
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(passes=activations(2, 5), slots=st.integers(0, 4))
 def test_no_policy_has_more_hits_under_its_own_capacities(spec, passes, slots):
     found = run(parse_policy(spec), 2, 5, passes, slots)
@@ -173,7 +174,7 @@ class Random(Policy):
         return self._rng.choice([-np.inf, 0.0, 1.0], self.experts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(passes=activations(1, 5), slots=st.integers(0, 4), seed=st.integers(0, 1000))
 def test_no_decision_whatever_has_more_hits(passes, slots, seed):
     found = run(Random(seed), 1, 5, passes, slots)

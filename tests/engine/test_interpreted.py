@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = '''
 import hashlib, json
 import numpy as np
@@ -58,6 +60,7 @@ def run(disable):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_compiled_and_interpreted_runs_give_the_same_bytes():
     compiled, interpreted = run("0"), run("1")
     assert (compiled["interpreted"], interpreted["interpreted"]) == (False, True)

@@ -41,6 +41,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_second_process_compiles_nothing(folder):
     assert run(folder) == FIRST
     assert run(folder) == CACHED

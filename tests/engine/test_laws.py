@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,7 +116,9 @@ def run(policy, scenario, repeats=2):
     return simulation, records
 
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -125,7 +128,7 @@ def test_laws_hold(spec, scenario):
     run(parse_policy(spec), scenario)
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=examples(200))
 @given(scenario=scenarios(), seed=st.integers(0, 1000))
 def test_laws_hold_for_any_decisions(scenario, seed):
     simulation, records = run(Erratic(seed=seed), scenario)
@@ -164,7 +167,7 @@ def test_ideal_has_the_most_hits_and_the_shortest_layers(spec, scenario):
         assert (layer[1] <= 1.01 * layer[0]).all()  # tests/engine/test_exhaustive.py says why
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=examples(30))
 @given(scenario=scenarios(scope="layer", cold=False))
 def test_lru_hits_grow_with_capacity(scenario):
     # LRU is a stack algorithm: what a small cache holds, a larger one holds too.
@@ -179,7 +182,7 @@ def test_lru_hits_grow_with_capacity(scenario):
         assert (small <= large).all()
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=examples(30))
 @given(scenario=scenarios(), spec=st.sampled_from(["lru", "lfu", "oled", "ideal"]))
 def test_full_residency_never_misses_and_no_cache_never_hits(scenario, spec):
     geometry, traces, rules, _, costs = scenario

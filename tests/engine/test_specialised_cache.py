@@ -51,6 +51,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_second_process_compiles_nothing_and_confuses_nothing(folder):
     assert run(folder) == [(21, 0), (31, 0)]
     assert run(folder) == [(21, 1), (31, 1)]

@@ -65,6 +65,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path):
     assert content(out) == content(tmp_path / "at once")
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
     for jobs in (1, 2):
         run_experiments([counting(tmp_path / "log")], "quick", tmp_path / str(jobs), jobs=jobs)

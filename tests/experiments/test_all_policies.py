@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from oled_sim import plugins
 from oled_sim.experiments._tables import TRACES
 from oled_sim.experiments.all_policies import markdown, measure, specifications
@@ -28,6 +30,7 @@ def test_page_shows_every_policy_on_every_trace():
     assert set(rows_of(PAGE)) == {(t, spec) for t in TRACES for spec in specifications()}
 
 
+@pytest.mark.slow
 def test_page_shows_what_is_found():
     found = rows_of(markdown(measure(["nano-gsm8k"], CACHES, ["lru", "full", "oled", "ideal"])))
     assert len(found) == 4

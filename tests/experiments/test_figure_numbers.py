@@ -79,7 +79,12 @@ def test_captions_tell_real_from_synthetic_and_measured_from_estimated():
 
 
 @pytest.mark.parametrize(
-    "draw", [draw_overall, draw_against, draw_failures, draw_gap, draw_ablation]
+    "draw",
+    [
+        draw_overall,
+        draw_failures,
+        *(pytest.param(d, marks=pytest.mark.slow) for d in (draw_against, draw_gap, draw_ablation)),
+    ],
 )
 def test_every_setting_gets_its_panels(draw):
     rows = [

@@ -137,6 +137,7 @@ def test_page_has_every_curve():
     assert found == expected
 
 
+@pytest.mark.slow
 def test_page_shows_what_is_found():
     few = measure(["humaneval"], couplings=COUPLINGS[:1], sizes=(), policies=("lru",), caches=(60,))
     found = {key: cell for key, cell in tables(markdown(few)).items() if key[0] == "humaneval"}
@@ -155,6 +156,7 @@ def test_page_says_that_cosines_are_not_generated():
             assert tables(PAGE)[name, row, label] == "not generated"
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setattr(real_and_synthetic, "SIZE_TOKENS", 32)
     monkeypatch.setattr(real_and_synthetic, "CACHES", (20, 60))

@@ -62,7 +62,11 @@ def test_flops_grow_with_tokens_and_footprint_less(rows: dict[str, pd.DataFrame]
     assert blocks.loc[1, "footprint_ratio"] == 1
 
 
-@pytest.mark.parametrize("experiment", FIGURES, ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "experiment",
+    [FIG04, *(pytest.param(e, marks=pytest.mark.slow) for e in (FIG07, FIG10))],
+    ids=lambda e: e.name,
+)
 def test_real_and_synthetic_traces_are_drawn_apart(experiment: Experiment, tmp_path):
     small = SyntheticTrace("llada2.0-mini", "gsm8k", requests=2, output_tokens=32)
     points = [on(trace, experiment) for trace in (TRACE, "nano-humaneval", small)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,7 +64,7 @@ def test_rows_of_a_job_are_those_of_its_experts_in_their_order():
     assert not shares.place_of.any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=40),
     st.integers(1, 16),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 
 import msgspec
 import numpy as np
@@ -82,23 +83,34 @@ def replay(machine, source, costs, cost, spec, **changes):
     return replay_point(machine, source, policy, costs, what, check=check)
 
 
+@pytest.fixture(scope="module")
+def replayed(machine, source, costs, cost):
+    """Return a function that replays a policy once."""
+
+    @functools.cache
+    def replay_once(spec):
+        cache = {"no-cache": 0, "full": cost.experts}.get(spec, CACHE)
+        return replay(machine, source, costs, cost, spec, cache=cache)
+
+    return replay_once
+
+
 DEMAND_ONLY = (
     "lru", "lfu", "oled", "oled:priority", "fiddler", "hybrimoe", "ktransformers", "no-cache",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", DEMAND_ONLY)
-def test_decisions_are_the_simulators_event_by_event(machine, source, costs, cost, spec):
-    point = replay(machine, source, costs, cost, spec, cache=0 if spec == "no-cache" else CACHE)
+def test_decisions_are_the_simulators_event_by_event(replayed, source, costs, spec):
+    point = replayed(spec)
     expected = predict(point.about, Basis(source, costs), policy_of(point.about))
     for name in set(EVENT_COUNTS) - set(TRUE_TO_TIME):
         assert point.events[name].to_pylist() == expected.events[name].to_pylist(), name
 
 
 @pytest.mark.parametrize("spec", [*DEMAND_ONLY, "moe-infinity", "finemoe", "full"])
-def test_outputs_are_those_of_full_residency(machine, source, costs, cost, spec):
-    cache = {"no-cache": 0, "full": cost.experts}.get(spec, CACHE)
-    found = replay(machine, source, costs, cost, spec, cache=cache).about.lossless
+def test_outputs_are_those_of_full_residency(replayed, spec):
+    found = replayed(spec).about.lossless
     assert found.events_checked == 2 * 9  # prefill and eight decode passes
     assert found.worst_relative_error <= found.tolerance == 1e-5
 
@@ -117,8 +129,8 @@ def test_one_staging_slot_is_enough(machine, source, costs, cost):
     assert point.about.lossless.worst_relative_error <= 1e-5
 
 
-def test_prefetches_arrive_and_what_they_bring_is_right(machine, source, costs, cost):
-    point = replay(machine, source, costs, cost, "moe-infinity")
+def test_prefetches_arrive_and_what_they_bring_is_right(replayed):
+    point = replayed("moe-infinity")
     passes = point.passes.to_pandas()
     assert passes["prefetched"].sum() > 0
     events = point.events.to_pandas()
@@ -138,8 +150,8 @@ def test_decisions_follow_from_the_recorded_order(machine, source, costs, cost, 
     assert found.first_out_of_order == "" and found.in_order
 
 
-def test_a_damaged_order_is_refused(machine, source, costs, cost):
-    point = replay(machine, source, costs, cost, "moe-infinity")
+def test_a_damaged_order_is_refused(replayed, source, costs):
+    point = replayed("moe-infinity")
     prepared = prepare(point.about, source, policy_of(point.about), costs)
     shorter, order = point.order.slice(0, len(point.order) - 1), point.order
     with pytest.raises(MeasurementError, match="ends too early"):
@@ -149,8 +161,8 @@ def test_a_damaged_order_is_refused(machine, source, costs, cost):
         decide_in_order(prepared, swapped, 1, "it")
 
 
-def test_what_copies_on_demand_only_has_no_order(machine, source, costs, cost):
-    point = replay(machine, source, costs, cost, "lru")
+def test_what_copies_on_demand_only_has_no_order(replayed):
+    point = replayed("lru")
     assert point.order is None and not point.about.arrivals_recorded
 
 
@@ -161,8 +173,8 @@ def test_repetitions_start_from_the_same_state(machine, source, costs, cost):
         assert first[name].tolist() == second[name].tolist()
 
 
-def test_times_follow_one_another(machine, source, costs, cost):
-    point = replay(machine, source, costs, cost, "fiddler")
+def test_times_follow_one_another(replayed):
+    point = replayed("fiddler")
     events, passes = point.events.to_pandas(), point.passes.to_pandas()
     assert (events["start_us"] <= events["gate_us"]).all()
     assert (events["gate_us"] <= events["lanes_end_us"]).all()

@@ -56,7 +56,9 @@ def run(model, prompts, **settings):
 
 
 @pytest.mark.parametrize("rule", ["2.0", "2.1"])
-@pytest.mark.parametrize("block_length", [4, 8, 16, 32])
+@pytest.mark.parametrize(
+    "block_length", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 16)), 32]
+)
 def test_cached_and_full_window_agree(model, rule, block_length):
     # Shorter than a block, one token more and less than a multiple, exactly a multiple, long.
     lengths = [1, block_length - 1, block_length, 2 * block_length + 1, 50]

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from static_placement import Learned
@@ -100,7 +101,7 @@ def sums(cpu_us, chosen, gpu_us):
     return float(sum(itertools.compress(cpu_us, chosen))), gpu_us * (len(cpu_us) - sum(chosen))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(cpu_us=COSTS, gpu_us=st.integers(1, 30).map(float))
 def test_both_rules_are_the_best_of_all_choices(cpu_us, gpu_us):
     every = list(itertools.product([False, True], repeat=len(cpu_us)))

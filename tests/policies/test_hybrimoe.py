@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ class TestSchedule:
     def test_nothing_to_do(self):
         assert lanes([], []) == []
 
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(
         hits=st.lists(st.integers(1, 5), max_size=6),
         misses=st.lists(st.integers(1, 5), max_size=6),

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ def shortest_pass(geometry, trace, costs, cache):
 
 
 @pytest.mark.parametrize("name", COSTS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(
     loads=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=2, max_size=3),
     cache=st.integers(0, 4),
@@ -107,7 +108,7 @@ def test_a_layer_that_does_not_run_gives_up_its_slots():
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 10**6), cache=st.integers(0, 8), batch=st.integers(1, 2))
 def test_laws_of_a_shared_budget(scope, seed, cache, batch):
     geometry = RoutingGeometry((1, 2, 4), 8, 2)
@@ -135,7 +136,7 @@ def test_laws_of_a_shared_budget(scope, seed, cache, batch):
         assert spent[1].sum() <= 1.01 * spent[0].sum()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_the_sharing_is_exact(data):
     layers = data.draw(st.integers(1, 4))

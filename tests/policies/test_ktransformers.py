@@ -1,6 +1,7 @@
 """KTransformers' placements and lanes, on paper."""
 
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from static_placement import Learned
@@ -85,7 +86,7 @@ def test_misses_go_to_the_cpu_and_nothing_moves():
     assert run.count("demand") == [0, 0, 0, 0]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     given=geometries().flatmap(lambda g: st.tuples(st.just(g), requests(g))),
     cache=st.integers(0, 12),

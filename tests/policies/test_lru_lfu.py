@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ class TestLoadSplit:
     def test_slow_cpu_gets_nothing(self):
         assert self.split([1, 1], cpu_per_expert_us=1e6) == 2
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(
         tokens=st.lists(st.integers(1, 9), min_size=1, max_size=7),
         per_expert=st.sampled_from([0.0, 40.0, 250.0]),

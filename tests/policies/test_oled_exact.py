@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,7 +143,7 @@ events = given(
 
 
 @pytest.mark.parametrize("costs", [*GPU_COUNTS_NO_TOKENS.items(), *GPU_COUNTS_TOKENS.items()])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @events
 def test_j_is_never_above_that_of_the_swaps(costs, tokens, seed, weight, swaps, slack):
     bench, rng, tokens = Bench(costs[1]), np.random.default_rng(seed), np.array(tokens)
@@ -177,7 +178,7 @@ def test_outside_the_profile_the_decision_stays():
     assert np.isnan(found).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(load=st.lists(st.integers(1, 5), min_size=1, max_size=9), seed=st.integers(0, 1000))
 def test_most_valuable_sets(load, seed):
     value = np.random.default_rng(seed).random(len(load))

@@ -47,7 +47,12 @@ REFERENCES = ("full", "no-cache")
 """Tested in test_references.py: each means something with one budget only."""
 
 
-@pytest.mark.parametrize("spec", CAUSAL)
+def params(specs):
+    """Return specifications to test: the policies and their variants quickly, the others too."""
+    return [pytest.param(s, marks=[pytest.mark.slow] if "=" in s else []) for s in specs]
+
+
+@pytest.mark.parametrize("spec", params(CAUSAL))
 class TestCausal(PolicyContract):
     @pytest.fixture(autouse=True)
     def _spec(self, spec):
@@ -60,7 +65,7 @@ class TestCausal(PolicyContract):
 CLAIRVOYANT = ("ideal", "ideal:split=total", "belady", "belady:dispatch=load")
 
 
-@pytest.mark.parametrize("spec", CLAIRVOYANT)
+@pytest.mark.parametrize("spec", params(CLAIRVOYANT))
 class TestClairvoyant(PolicyContract):
     causal = False
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_recipes import small_data, small_recipe
@@ -18,7 +19,7 @@ from oled_sim.trace.validate import check_request
 SIGNALS = ("full_gate", "embedding")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     layers=st.integers(1, 3),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def test_layers_that_a_token_misses_stay_missing():
     assert request.row_token.tolist() == [0, 0, 1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(0, 5), st.integers(2, 9))
 def test_laws(seed, tokens, start, length):
     """Nothing but the passes changes; a block holds the union of its tokens' experts."""

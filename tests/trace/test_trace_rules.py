@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_editing import edit_manifest, edit_table
@@ -360,7 +361,7 @@ def test_a_missing_signal_is_refused_on_write(tmp_path, geometry):
         write_trace(tmp_path / "t", [trace], geometry)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_no_valid_request_is_refused(data):
     geometry = data.draw(geometries())
@@ -369,7 +370,7 @@ def test_no_valid_request_is_refused(data):
     check_request(trace, random_manifest(geometry, ragged=ragged), "t")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_id_made_invalid_is_found(data):
     """A duplicate or an id out of range, anywhere in any request."""

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,7 +156,7 @@ def test_constant_confidence_has_no_correlation():
     assert math.isnan(trace_statistics([request], GEOMETRY).stability["all"].correlation)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_statistics_agree_with_plain_sets(data):
     """Differential: the same definitions, token by token and set by set."""

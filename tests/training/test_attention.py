@@ -1,5 +1,6 @@
 import pytest
 import torch
+from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_copies_do_not_see_each_other():
     places=st.lists(st.sets(st.integers(1, 31)), min_size=2, max_size=2),
     copies=st.integers(1, 3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_tiles_cover_every_visible_pair(lengths, places, copies):
     starts = [{0, *(16 * place for place in row)} for row in places]
     seen = visibility(starts, lengths, window=512, copies=copies)
@@ -63,7 +64,9 @@ def test_tiles_cover_every_visible_pair(lengths, places, copies):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("kind", [SparseAttention, DocumentAttention])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(SparseAttention, marks=pytest.mark.slow), DocumentAttention]
+)
 def test_backends_agree_with_dense(kind):
     generator = torch.Generator().manual_seed(0)
     seen = visibility([[0, 48, 160], [0, 16, 128]], [16, 32], window=256, copies=2)

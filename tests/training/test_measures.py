@@ -36,6 +36,7 @@ def batch(lengths=(20, 9, 40)):
     return to_device(pack(documents, window=128, multiple=16, eos=0), CPU)
 
 
+@pytest.mark.slow
 def test_elbo_of_a_uniform_model_is_the_log_of_the_vocabulary():
     # Every token costs ln 320 at any noise level, padding too. Documents of 21, 10 and 41 real
     # tokens take 32 + 16 + 48 = 96 positions, so the bound is ln 320 · 96 / 72.

@@ -58,6 +58,7 @@ def test_documents_of_a_source_may_follow_each_other(data, tokenizer):
     assert {text.count("Question:") for text in texts[1]} >= {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluation_leaves_it_to_evaluate(data, tmp_path):
     out = tmp_path / "model"
     command = ["--recipe", "tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
@@ -168,6 +169,7 @@ def test_an_existing_folder_is_never_overwritten(trained, data, capsys):
     assert "is not empty: name a new folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint(trained, data, tmp_path):
     out = tmp_path / "second"
     command = ["--recipe", "tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
@@ -177,9 +179,8 @@ def test_training_goes_on_from_a_checkpoint(trained, data, tmp_path):
     assert first < read_report(trained / "training.json")["curve"][0]["loss"]
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_cut_short_is_saved_and_measured(data, tmp_path, number):
     out = tmp_path / "model"
     command = [sys.executable, "-m", "oled_sim.model.training", "--recipe", "tiny"]

@@ -245,6 +245,7 @@ def test_spread_decides_about_points_run_once(trace, tmp_path):
     assert verdict == {(): None, ("--spread", "1"): True}
 
 
+@pytest.mark.slow
 def test_the_command_itself(root):
     done = subprocess.run(
         [sys.executable, "-m", "oled_sim", "validate", str(root)],
