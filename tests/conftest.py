@@ -14,7 +14,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 QUICK = "not slow"
 
 TESTS = Path(__file__).parent
-FIRST = ("engine/test_golden_results.py", "synthesis", "training", "model", "trace")
+FIRST = (
+    "engine/test_golden_results.py",
+    "synthesis",
+    "training",
+    "model",
+    "trace",
+    "collectors",
+)
 """Files and folders whose tests come first, in this order."""
 
 

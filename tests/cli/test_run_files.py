@@ -256,6 +256,7 @@ def test_mistakes_are_one_sentence_and_leave_no_file(trace, tmp_path, arguments,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_perfetto_only_the_timeline_is_refused(trace, tmp_path):
     program = (
         "import sys\nsys.modules['perfetto'] = None\nfrom oled_sim.cli.main import main\n"
