@@ -1,6 +1,7 @@
 """``oled-sim policies`` from the outside."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -78,6 +79,19 @@ def install(tmp_path, monkeypatch):
     yield put
     for module in ("theirs", "ruins"):
         sys.modules.pop(module, None)
+
+
+def test_what_is_installed_meanwhile_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = plugins.names(plugins.POLICIES)
+    info = tmp_path / "later-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[oled_sim.policies]\nlater = later:Later\n")
+    # Clocks of file systems are coarse: as if the package had come a second later.
+    seconds = tmp_path.stat().st_mtime + 1
+    os.utime(tmp_path, (seconds, seconds))
+    assert set(plugins.names(plugins.POLICIES)) - set(before) == {"later"}
 
 
 def test_every_registered_policy_is_listed_with_its_parameters():
