@@ -47,7 +47,7 @@ def _measure(args: argparse.Namespace, trace: str) -> Path:
         _run("profile", "--geometry", args.geometry, "--name", args.name, "--out", profile)
     common = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / data]
     common += ["--passes", args.passes, "--repetitions", args.repetitions, "--trace", trace]
-    common += ["--requests", args.requests, "--cache", args.caches]
+    common += ["--requests", args.requests, "--cache", args.caches, "--patience", args.patience]
     common += _repeated("--policy", args.policy or POLICIES)
     if args.layers:
         common += ["--layers", args.layers]
@@ -65,6 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=96, help="decode passes of a request")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1, help="requests of every trace")
+    parser.add_argument("--patience", type=float, default=0.0, help="as of `oled-sim replay`, s")
     parser.add_argument("--layers", type=int, help="first MoE layers to run, default all")
     parser.add_argument("--trace", action="append", help="default: " + ", ".join(TRACES))
     parser.add_argument("--policy", action="append", help="default: " + ", ".join(POLICIES))

@@ -59,6 +59,7 @@ class Asked(NamedTuple):
     layers: int | None
     repetitions: int
     verify: bool
+    patience: float
     force: bool
 
 
@@ -110,6 +111,15 @@ class Asked(NamedTuple):
     "--verify",
     is_flag=True,
     help="Compare every event with full residency. Default: about one in a hundred.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Before repetitions, wait up to 3 s for a machine that is slower than its profile says;"
+    " SECONDS in all.",
 )
 @click.option(
     "--scope",
@@ -196,6 +206,7 @@ def _job(inputs: Inputs, asked: Asked, rest: dict[str, Any]) -> Job:
         seed=rest["seed"],
         checkpoint=rest["checkpoint"],
         verify_every=1 if asked.verify else SAMPLED,
+        patience_s=asked.patience,
         command=" ".join(["oled-sim", *sys.argv[1:]]),
     )
 

@@ -125,7 +125,7 @@ def replay_point(
         check.reset()
     for repetition in range(about.repetitions):
         if speed is not None:
-            speeds.append(speed.measure())
+            speeds.append(speed.settled(costs))
         requests = prepared.again()
         load_residents(machine, slots, simulation.state.pools.resident)
         for group, batch in requests:

@@ -48,6 +48,7 @@ class Job:
         repetitions: of every point.
         place, workers, seed: of the machine. checkpoint: weights, None for random ones.
         verify_every: events between checks against full residency; 0 never.
+        patience_s: for how long repetitions may wait for a machine that is slower than profiled.
         command: as it was typed.
     """
 
@@ -64,6 +65,7 @@ class Job:
     seed: int
     checkpoint: Path | None
     verify_every: int
+    patience_s: float
     command: str
 
 
@@ -221,7 +223,7 @@ def run_tasks(
         check = None
         if job.verify_every:
             check = LosslessCheck(machine, cost, sizes.most_tokens, job.verify_every, job.seed)
-        speed = SpeedCheck(machine, cost, sizes.block)
+        speed = SpeedCheck(machine, cost, sizes.block, job.patience_s)
         for task in tasks:
             yield replay_point(
                 machine, task.source, task.contender.policy, job.costs, task.about,

@@ -156,12 +156,14 @@ class Speed(_Strict, frozen=True, kw_only=True):
 
     ``cpu_us``: makespan of ``cpu_experts`` experts with ``cpu_tokens_per_expert`` tokens each on
     the CPU lane. ``synchronize_us``: launching and waiting for an empty kernel. Medians.
+    ``waited_s``: how long it was looked at, until it was as fast as in the profile or longer.
     """
 
     cpu_experts: int
     cpu_tokens_per_expert: int
     cpu_us: float
     synchronize_us: float
+    waited_s: float = 0.0
 
 
 class About(_Strict, frozen=True, kw_only=True):
