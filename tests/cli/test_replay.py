@@ -51,6 +51,8 @@ def home(tmp_path_factory):
     sizes = {f: getattr(COST, f) for f in COST.__dataclass_fields__ if f != "name"}
     (folder / "small.toml").write_text("".join(f"{k} = {v}\n" for k, v in sizes.items()))
     save_profile(affine_profile(COST, Affine(workers=1)), folder / "profile.toml")
+    fast = Affine(workers=1, cpu_fixed_us=0.0, cpu_per_expert_us=0.01, cpu_per_token_us=0.0)
+    save_profile(affine_profile(COST, fast), folder / "fast.toml")
     return folder
 
 
@@ -94,6 +96,20 @@ def test_the_simulator_decides_alike(replayed, home):
     report = json.loads(found.stdout)
     target = next(t for t in report["targets"] if t["name"].startswith("decisions, demand-only"))
     assert target["met"] is True
+
+
+@pytest.mark.slow
+def test_repetitions_wait_for_a_machine_slower_than_its_profile(home):
+    """Of a profile that no machine is as fast as: until patience ends, which all of them share."""
+    done = run(
+        *asked(home, "--profile", home / "fast.toml"), "--policy", "lru", "--cache", "5",
+        "--passes", "1", "--repetitions", "2", "--patience", "0.2", "--out", home / "waited",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (about,) = (json.loads(p.read_text()) for p in (home / "waited").glob("*/point.json"))
+    first, second = (speed["waited_s"] for speed in about["speeds"])
+    assert 0.2 <= first < 3.0
+    assert second == 0.0
 
 
 @pytest.mark.slow
