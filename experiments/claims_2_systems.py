@@ -129,7 +129,7 @@ SLOWER = (
 )
 MINI = (
     "More than the paper's because KTransformers takes 2 to 5 times as long as OLED; over FineMoE"
-    " and MoE-Infinity alone the mean is 1.4 to 1.6× (figure 12)."
+    " and MoE-Infinity alone the mean is 1.2 to 1.5× (figure 12)."
 )
 ROOM = (
     "With 100 slots not even the ideal cache uses more than 61 % on mini's traces, which activate"
@@ -137,7 +137,7 @@ ROOM = (
 )
 IDEAL = (
     "Read literally, the ideal cache of 100 slots is as good as full residency (figures 13 and 17),"
-    " from which the paper itself has 23 and 32 %; up to 40 slots ours is within 23 % on synthetic"
+    " from which the paper itself has 23 and 32 %; up to 40 slots ours is within 20 % on synthetic"
     " traces."
 )
 

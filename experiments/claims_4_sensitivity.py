@@ -105,7 +105,7 @@ def _full(model: str, stated: float) -> Claim:
         names=("model", "cache"), rows=both(only(part="capacity"), only(model=f"llada2.0-{model}")),
         why="With all experts resident a token takes the H200 2 (mini) or 8 ms (flash), so misses"
         " weigh much; beside the estimated machine's 3 and 18 ms they weigh half or less (figure"
-        " 17). A split without OLED's fixed ratio takes 17 to 23 % (mini) or 5 % (flash) off"
+        " 17). A split without OLED's fixed ratio takes 16 to 29 % (mini) or 3 % (flash) off"
         " (`oled:exact`, figure 13).",
     )  # fmt: skip
 
