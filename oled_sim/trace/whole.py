@@ -7,13 +7,14 @@ request is worth keeping, goes through :class:`oled_sim.trace.writer.TraceWriter
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from oled_sim.errors import TraceError
 from oled_sim.trace.files import sync_directory
 from oled_sim.trace.manifest import MANIFEST, Manifest
+from oled_sim.trace.replaced import give_back_files, move
 from oled_sim.trace.schema import TABLES
 from oled_sim.trace.writer import TraceWriter, refuse_occupied
 
@@ -61,21 +62,13 @@ def _swap(staging: Path, path: Path) -> None:
     new, old = staging / "new", staging / "old"
     try:
         old.mkdir()
-        _move((MANIFEST, *TABLES), path, old)
-        _move((*TABLES, MANIFEST), new, path)
+        move((MANIFEST, *TABLES), path, old)
+        move((*TABLES, MANIFEST), new, path)
         sync_directory(path)
     except BaseException as error:
-        _move((*TABLES, MANIFEST), path, new)
-        _move((*TABLES, MANIFEST), old, path)
+        move((*TABLES, MANIFEST), path, new)
+        move((*TABLES, MANIFEST), old, path)
         if isinstance(error, OSError):
             raise TraceError(f"{path} cannot be written: {error.strerror}") from None
         raise
-    for file in [f for name in TABLES for f in (old / name).glob("*") if ".parquet" not in f.name]:
-        file.rename(path / file.relative_to(old))  # it is the user's
-
-
-def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move what is there and not yet moved."""
-    for name in names:
-        if (source / name).exists() and not (target / name).exists():
-            (source / name).rename(target / name)
+    give_back_files(old, path)

@@ -10,6 +10,7 @@ import msgspec
 
 from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import RoutingGeometry
+from oled_sim.trace import replaced
 from oled_sim.trace.builder import RequestBuilder, canonical
 from oled_sim.trace.files import TEMPORARY_SUFFIX, sha256_hex, table_path, write_atomic
 from oled_sim.trace.manifest import (
@@ -20,6 +21,7 @@ from oled_sim.trace.manifest import (
     load_manifest,
     save_manifest,
 )
+from oled_sim.trace.replaced import REPLACED
 from oled_sim.trace.schema import TABLES, RequestTrace
 from oled_sim.trace.tables import Layout, encode_table, to_tables
 from oled_sim.trace.validate import check_request
@@ -70,7 +72,8 @@ class TraceWriter:
         path: the directory; made with its parents where absent.
         manifest: everything but the requests.
         resume: keep the finished requests of a trace with the same settings, drop leftovers.
-        overwrite: delete a trace that is there.
+        overwrite: replace a trace that is there, once a request is finished; what ends the block
+            before, Ctrl-C included, leaves it as it was.
         compression_level: of zstd, 1 (fast) to 22; 19 is a tenth smaller than 9, and slow.
 
     Raises:
@@ -162,6 +165,8 @@ class TraceWriter:
     def _list(self, entry: RequestEntry) -> None:
         self.manifest = self.manifest.with_request(entry)
         save_manifest(self.path, self.manifest)
+        if len(self.manifest.requests) == 1:
+            replaced.drop(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -171,6 +176,7 @@ class TraceWriter:
         self._open_requests.clear()
         if not self.finished:
             self._remove_empty()
+            replaced.put_back(self.path)
 
     def _remove_empty(self) -> None:
         (self.path / MANIFEST).unlink(missing_ok=True)
@@ -196,6 +202,7 @@ class TraceWriter:
 
     def _prepare_existing(self, overwrite: bool) -> None:
         if overwrite:
+            replaced.set_aside(self.path)
             (self.path / MANIFEST).unlink(missing_ok=True)
         elif (self.path / MANIFEST).exists():
             self._take_over(load_manifest(self.path))
@@ -269,7 +276,7 @@ def refuse_occupied(path: Path, *, allowed: bool) -> bool:
         raise UsageError(
             f"{path} is not empty: choose another directory, or ask to resume or overwrite"
         )
-    content = {f for f in path.rglob("*") if not f.is_dir()}
+    content = {f for f in path.rglob("*") if not f.is_dir() and path / REPLACED not in f.parents}
     if not (path / MANIFEST).exists() and _leftovers(path) != content:
         raise UsageError(f"{path} holds files that are no trace: choose another directory")
     return True

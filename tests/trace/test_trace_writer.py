@@ -142,6 +142,42 @@ def test_a_recording_that_fails_before_its_first_request_leaves_nothing(tmp_path
     assert not (tmp_path / "t").exists()
 
 
+def test_overwriting_keeps_the_old_trace_until_a_request_is_finished(tmp_path, geometry):
+    path = write_trace(tmp_path / "t", [one(geometry, i) for i in range(3)], geometry).path
+    (path / "routing" / "notes.txt").write_text("mine")
+    before = files(path)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        TraceWriter(path, random_manifest(geometry), overwrite=True) as writer,
+    ):
+        writer.begin(7)
+        raise KeyboardInterrupt
+    assert files(path) == before
+    with (
+        pytest.raises(KeyboardInterrupt),
+        TraceWriter(path, random_manifest(geometry), overwrite=True) as writer,
+    ):
+        writer.write_request(one(geometry, 7), **COUNTS)
+        raise KeyboardInterrupt
+    assert open_trace(path).requests == (7,)
+    assert len(files(path)) == 5
+    assert (path / "routing" / "notes.txt").read_text() == "mine"
+
+
+def test_a_killed_writer_loses_no_trace_that_it_was_to_replace(tmp_path, geometry):
+    path = write_trace(tmp_path / "t", [one(geometry, i) for i in range(3)], geometry).path
+    before = files(path)
+    TraceWriter(path, random_manifest(geometry), overwrite=True)  # and nothing more: killed
+    with TraceWriter(path, random_manifest(geometry), overwrite=True):
+        pass
+    assert files(path) == before
+    TraceWriter(path, random_manifest(geometry), overwrite=True)
+    with TraceWriter(path, random_manifest(geometry), resume=True) as writer:
+        writer.write_request(one(geometry, 7), **COUNTS)
+    assert open_trace(path).requests == (7,)
+    assert len(files(path)) == 4
+
+
 def test_a_recording_that_fails_later_keeps_what_is_finished(tmp_path, geometry):
     with pytest.raises(RuntimeError), TraceWriter(tmp_path / "t", random_manifest(geometry)) as w:
         w.write_request(one(geometry), **COUNTS)

@@ -1,0 +1,65 @@
+"""A trace on its way out: moved aside within its folder, until the new one is worth keeping."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from oled_sim.errors import TraceError
+from oled_sim.trace.manifest import MANIFEST, load_manifest
+from oled_sim.trace.schema import TABLES
+
+REPLACED = ".replaced"
+"""Folder within the trace's, so that moving crosses no file system."""
+
+
+def move(names: Iterable[str], source: Path, target: Path) -> None:
+    """Move what is there and not yet moved."""
+    for name in names:
+        if (source / name).exists() and not (target / name).exists():
+            (source / name).rename(target / name)
+
+
+def give_back_files(old: Path, path: Path) -> None:
+    """Move files of the user's out of the tables of an old trace into those of the new one."""
+    for file in [f for name in TABLES for f in (old / name).glob("*") if ".parquet" not in f.name]:
+        file.rename(path / file.relative_to(old))
+
+
+def set_aside(path: Path) -> None:
+    """Move the trace at ``path`` aside.
+
+    Where a killed writer has left one there, that one stays: what is at ``path`` is nothing yet.
+    """
+    old = path / REPLACED
+    if old.exists() and _holds_requests(path):
+        drop(path)
+    if not old.exists():
+        old.mkdir()
+        move((MANIFEST, *TABLES), path, old)
+
+
+def put_back(path: Path) -> None:
+    """Undo :func:`set_aside`: nothing came of the new trace, whose folders may hold leftovers."""
+    old = path / REPLACED
+    if old.exists():
+        for name in TABLES:
+            shutil.rmtree(path / name, ignore_errors=True)
+        move((*TABLES, MANIFEST), old, path)
+        shutil.rmtree(old)
+
+
+def drop(path: Path) -> None:
+    """Delete what was set aside: the new trace holds something."""
+    old = path / REPLACED
+    if old.exists():
+        give_back_files(old, path)
+        shutil.rmtree(old)
+
+
+def _holds_requests(path: Path) -> bool:
+    try:
+        return bool(load_manifest(path).requests)
+    except TraceError:
+        return False
