@@ -9,7 +9,7 @@ that of the profile, so real errors between points are smaller.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -27,7 +27,9 @@ WAYS = {
 
 def main() -> None:
     """Print one line per table and axis: median of |error| and mean error of every way."""
-    profile = load_profile(sys.argv[1] if len(sys.argv) > 1 else "h200-llada2.0-mini")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("profile", nargs="?", default="h200-llada2.0-mini", help="name or file")
+    profile = load_profile(parser.parse_args().profile)
     print(f"{profile.name}, median |error| and mean error in %")
     print(f"{'':<32}" + "".join(f"{way:>16}" for way in WAYS))
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -59,7 +61,7 @@ def lines(profile: Profile) -> Iterator[tuple[str, list[int], list[float]]]:
 def _errors(points: np.ndarray, times: np.ndarray, way: str) -> list[float]:
     """Return the relative error of each inner point that has two measured neighbours."""
     axis, forward, back = WAYS[way]
-    kept = (points > 0) & ~np.isnan(times)
+    kept = (points > 0) & (times > 0)  # nan: not measured; 0: hidden by what runs before
     x, y = axis(points[kept]), forward(times[kept])
     weight = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
     predicted = back(y[:-2] * (1 - weight) + y[2:] * weight)
