@@ -153,6 +153,7 @@ def _check(given: dict[str, Any], typed: tuple[str, ...], out: Path | None) -> N
 
 
 def _job(given: dict[str, Any], typed: tuple[str, ...]) -> Job:
+    from oled_sim.cli.cores import require_cores
     from oled_sim.engine.rules import Rules
     from oled_sim.errors import UsageError
     from oled_sim.geometry import GEOMETRIES
@@ -165,6 +166,7 @@ def _job(given: dict[str, Any], typed: tuple[str, ...]) -> Job:
     dtype = {None: None, "float32": "fp32", "bfloat16": "bf16"}[given["dtype"]]
     place = find_place(given["device"], dtype)
     workers = given["workers"] or default_workers(place.device)
+    require_cores(workers)
     share_cores(place.device, workers)
     prompts = prompts_of(given, typed)
     if given["warmup"] is not None and given["warmup"] >= len(prompts):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oled_sim.errors import OledSimError, UsageError
+from oled_sim.errors import OledSimError
 from oled_sim.geometry import DEFAULT_GEOMETRY, CostGeometry, find_geometry
 
 if TYPE_CHECKING:
@@ -104,15 +104,14 @@ def _plan(cost: CostGeometry, options: dict[str, Any], out: Path) -> Plan:
     # Without a GPU several thread teams share the cores; ones that spin would stop the others.
     if options["device"] == "cpu":
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from oled_sim.cli.cores import require_cores
     from oled_sim.hardware.identity import default_workers
     from oled_sim.hardware.measuring.measure import Plan
     from oled_sim.hardware.place import find_place
 
     place = find_place(options["device"], {2: "bf16", 4: "fp32"}[cost.weight_bytes])
-    most = len(os.sched_getaffinity(0))
     workers = options["workers"] or default_workers(place.device)
-    if workers > most:
-        raise UsageError(f"--workers {workers} exceeds this machine's {most} cores: give fewer")
+    require_cores(workers)
     return Plan(
         cost,
         place,

@@ -161,8 +161,9 @@ def replay(
         from oled_sim.errors import OledSimError
 
         raise OledSimError("replaying needs torch: pip install 'oled-sim[torch]'")
+    from oled_sim.cli.cores import require_cores
     from oled_sim.cli.files import folder_for, require_parent
-    from oled_sim.cli.replay_inputs import read_inputs, require_cores
+    from oled_sim.cli.replay_inputs import read_inputs
 
     asked = Asked(*(rest.pop(name) for name in Asked._fields))
     inputs = read_inputs(sources, policies, caches, (geometry, profile, extrapolate))
@@ -179,7 +180,7 @@ def replay(
 
 def _job(inputs: Inputs, asked: Asked, rest: dict[str, Any]) -> Job:
     """Put together what is to run, and refuse what this machine cannot."""
-    from oled_sim.cli.replay_inputs import require_cores
+    from oled_sim.cli.cores import require_cores
     from oled_sim.engine.rules import Rules
     from oled_sim.hardware.identity import default_workers, hardware, share_cores
     from oled_sim.hardware.place import find_place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from oled_sim.cli.simulating import asked_for, costs_for
 from oled_sim.contenders import contenders, require_causal
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.runner import Contender
-from oled_sim.errors import UsageError
 from oled_sim.trace import Trace, open_trace
 
 
@@ -52,14 +50,3 @@ def read_inputs(
                 err=True,
             )
     return Inputs(traces, contenders(parsed, budgets, experts), costs_for(first, *model))
-
-
-def require_cores(workers: int | None) -> None:
-    """Refuse more CPU workers than there are cores.
-
-    Raises:
-        UsageError: says how many there are.
-    """
-    cores = len(os.sched_getaffinity(0))
-    if workers is not None and workers > cores:
-        raise UsageError(f"--workers {workers} exceeds this machine's {cores} cores: give fewer")

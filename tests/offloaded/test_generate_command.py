@@ -200,3 +200,9 @@ def test_help_is_there(capsys):
     said = capsys.readouterr().out
     assert "Examples:" in said and "--check-forced" in said
     assert "Makes the resident run even" in " ".join(said.split())
+
+
+def test_more_workers_than_cores_are_refused(checkpoint, capsys):
+    """They would poll each other's cores away, and hardly get on."""
+    assert call("generate", "--model", checkpoint, "--cache", 5, "--workers", 9999) == 2
+    assert "exceeds this machine's" in capsys.readouterr().err
