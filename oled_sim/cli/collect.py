@@ -72,6 +72,7 @@ def collect(**options: Any) -> None:
     # Small models run thousands of short parallel regions a second. Threads that spin between
     # them make generation many times slower as soon as anything else wants the processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from oled_sim.cli.interrupted import contents, interrupted
     from oled_sim.collection import collect as run
     from oled_sim.collection import make_manifest
     from oled_sim.model.loading import checkpoint_path
@@ -89,6 +90,8 @@ def collect(**options: Any) -> None:
         redact=options["redact_prompts"],
     )
     out: Path = options["out"]
+    before = contents(out)
+    again = "the same command without --overwrite" if options["overwrite"] else "the same command"
     with _progress(len(job.prompts)) as (on_request, on_pass):
         try:
             tally = run(
@@ -100,7 +103,8 @@ def collect(**options: Any) -> None:
                 on_pass=on_pass,
             )
         except KeyboardInterrupt:
-            raise OledSimError(_interrupted(out, len(job.prompts))) from None
+            rest = f": {again} continues"
+            raise OledSimError(interrupted(out, before, len(job.prompts), rest)) from None
     _print_summary(tally, out, options["as_json"])
 
 
@@ -157,13 +161,6 @@ def _progress(requests: int) -> Iterator[tuple[Any, Any]]:
             progress.update(task, tokens=tokens)
 
         yield on_request, on_pass
-
-
-def _interrupted(out: Path, total: int) -> str:
-    from oled_sim.trace.manifest import MANIFEST, load_manifest
-
-    done = len(load_manifest(out).requests) if (out / MANIFEST).exists() else 0
-    return f"interrupted with {done} of {total} requests in {out}: the same command continues"
 
 
 def _print_summary(tally: Tally, out: Path, as_json: bool) -> None:

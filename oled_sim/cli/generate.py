@@ -266,6 +266,7 @@ def _progress(job: Job) -> Iterator[Callable[[str], None]]:
 
 
 def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
+    from oled_sim.cli.interrupted import contents, interrupted
     from oled_sim.cli.progress import kernels_of
     from oled_sim.engine.jit import is_compiled
     from oled_sim.errors import OledSimError
@@ -273,19 +274,12 @@ def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
 
     if not all(map(is_compiled, kernels_of([job.plan.contender.policy]))):
         click.echo("Compiling kernels once, about half a minute", err=True)
+    before = contents(job.record)
     try:
         return run_job(job, on_pass)
     except KeyboardInterrupt:
-        raise OledSimError(_interrupted(job)) from None
-
-
-def _interrupted(job: Job) -> str:
-    from oled_sim.trace.manifest import MANIFEST, load_manifest
-
-    if job.record is None or not (job.record / MANIFEST).exists():
-        return "interrupted, and nothing was recorded"
-    done = len(load_manifest(job.record).requests)
-    return f"interrupted with {done} of {len(job.prompts)} requests in {job.record}, all readable"
+        said = interrupted(job.record, before, len(job.prompts), ", all readable")
+        raise OledSimError(said) from None
 
 
 def _texts(job: Job, outcome: Outcome) -> list[str]:

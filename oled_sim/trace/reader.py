@@ -14,6 +14,7 @@ from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.files import sha256_hex, table_path
 from oled_sim.trace.manifest import MANIFEST, FileEntry, Manifest, load_manifest
+from oled_sim.trace.replaced import REPLACED, holds_requests
 from oled_sim.trace.schema import TABLES, RequestTrace
 from oled_sim.trace.tables import Layout, decode_table, from_tables, schemas
 from oled_sim.trace.validate import RuleError, check_request
@@ -135,8 +136,12 @@ def open_trace(source: str | Path, *, verify: bool = True) -> Trace:
     Raises:
         UsageError: a text that is neither a path nor the name of a bundled trace.
         TraceError: nothing there, not a trace, damaged, another version, or without requests.
+
+    Where a writer that was to replace the trace was killed too soon, the old one is opened.
     """
     path = _resolve(source)
+    if (path / REPLACED / MANIFEST).exists() and not holds_requests(path):
+        path /= REPLACED  # who was to replace it was killed before anything was finished
     manifest = load_manifest(path)
     if not manifest.requests:
         raise TraceError(f"the trace {path} holds no finished request: record it again")

@@ -27,23 +27,24 @@ def give_back_files(old: Path, path: Path) -> None:
         file.rename(path / file.relative_to(old))
 
 
-def set_aside(path: Path) -> None:
-    """Move the trace at ``path`` aside.
+def heal(path: Path) -> None:
+    """Put right what a killed writer left: a trace aside, of which none has taken the place yet."""
+    if (path / REPLACED).exists():
+        drop(path) if holds_requests(path) else put_back(path)
 
-    Where a killed writer has left one there, that one stays: what is at ``path`` is nothing yet.
-    """
+
+def set_aside(path: Path) -> None:
+    """Move the trace at ``path`` aside."""
     old = path / REPLACED
-    if old.exists() and _holds_requests(path):
-        drop(path)
-    if not old.exists():
-        old.mkdir()
-        move((MANIFEST, *TABLES), path, old)
+    old.mkdir()
+    move((MANIFEST, *TABLES), path, old)
 
 
 def put_back(path: Path) -> None:
     """Undo :func:`set_aside`: nothing came of the new trace, whose folders may hold leftovers."""
     old = path / REPLACED
     if old.exists():
+        (path / MANIFEST).unlink(missing_ok=True)
         for name in TABLES:
             shutil.rmtree(path / name, ignore_errors=True)
         move((*TABLES, MANIFEST), old, path)
@@ -58,7 +59,8 @@ def drop(path: Path) -> None:
         shutil.rmtree(old)
 
 
-def _holds_requests(path: Path) -> bool:
+def holds_requests(path: Path) -> bool:
+    """Whether there is a trace with a finished request at ``path``."""
     try:
         return bool(load_manifest(path).requests)
     except TraceError:

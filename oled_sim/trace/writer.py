@@ -192,6 +192,8 @@ class TraceWriter:
             raise UsageError(f"request {request} of the trace {self.path} is open already")
 
     def _prepare(self, resume: bool, overwrite: bool) -> None:
+        if resume or overwrite:
+            replaced.heal(self.path)
         if refuse_occupied(self.path, allowed=resume or overwrite):
             self._prepare_existing(overwrite)
         try:
@@ -272,13 +274,13 @@ def refuse_occupied(path: Path, *, allowed: bool) -> bool:
         raise UsageError(f"{path} is a file: name a directory for the trace")
     if not path.is_dir() or not any(path.iterdir()):
         return False
+    content = {f for f in path.rglob("*") if not f.is_dir() and path / REPLACED not in f.parents}
+    if not (path / MANIFEST).exists() and _leftovers(path) != content:
+        raise UsageError(f"{path} holds files that are no trace: choose another directory")
     if not allowed:
         raise UsageError(
             f"{path} is not empty: choose another directory, or ask to resume or overwrite"
         )
-    content = {f for f in path.rglob("*") if not f.is_dir() and path / REPLACED not in f.parents}
-    if not (path / MANIFEST).exists() and _leftovers(path) != content:
-        raise UsageError(f"{path} holds files that are no trace: choose another directory")
     return True
 
 

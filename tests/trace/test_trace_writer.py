@@ -30,8 +30,8 @@ def one(geometry, request=0):
     return random_request(np.random.default_rng(request), geometry, request=request, passes=4)
 
 
-@pytest.mark.parametrize("content", ["trace", "file"])
-def test_a_directory_in_use_is_left_alone(tmp_path, geometry, content):
+@pytest.mark.parametrize(("content", "said"), [("trace", "not empty"), ("file", "no trace")])
+def test_a_directory_in_use_is_left_alone(tmp_path, geometry, content, said):
     path = tmp_path / "t"
     if content == "trace":
         write_trace(path, [one(geometry)], geometry)
@@ -39,7 +39,7 @@ def test_a_directory_in_use_is_left_alone(tmp_path, geometry, content):
         path.mkdir()
         (path / "thesis.tex").write_text("years of work")
     before = files(path)
-    with pytest.raises(UsageError, match="not empty"):
+    with pytest.raises(UsageError, match=said):
         TraceWriter(path, random_manifest(geometry))
     assert files(path) == before
 
@@ -168,14 +168,16 @@ def test_a_killed_writer_loses_no_trace_that_it_was_to_replace(tmp_path, geometr
     path = write_trace(tmp_path / "t", [one(geometry, i) for i in range(3)], geometry).path
     before = files(path)
     TraceWriter(path, random_manifest(geometry), overwrite=True)  # and nothing more: killed
+    assert open_trace(path).requests == (0, 1, 2)
+    assert open_trace(path).read(1).passes == 4
     with TraceWriter(path, random_manifest(geometry), overwrite=True):
         pass
     assert files(path) == before
     TraceWriter(path, random_manifest(geometry), overwrite=True)
     with TraceWriter(path, random_manifest(geometry), resume=True) as writer:
         writer.write_request(one(geometry, 7), **COUNTS)
-    assert open_trace(path).requests == (7,)
-    assert len(files(path)) == 4
+    assert open_trace(path).requests == (0, 1, 2, 7)
+    assert not (path / ".replaced").exists()
 
 
 def test_a_recording_that_fails_later_keeps_what_is_finished(tmp_path, geometry):
