@@ -17,7 +17,7 @@ from oled_sim.cli.options import DEFAULT_TRACE, cache_option, cost_options, opti
 if TYPE_CHECKING:
     from oled_sim.cli.replay_inputs import Inputs
     from oled_sim.hardware.replay_job import Job, Task
-    from oled_sim.validation.measured import Point
+    from oled_sim.validation.measured import About, Point
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
@@ -41,7 +41,10 @@ machine_options = options(
         "--checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
         help="Real weights of this geometry. Default: random ones of the same size.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of random weights."),
+    click.option(
+        "--seed", type=int, default=0, show_default=True,
+        help="Of random weights; they do not change what is measured.",
+    ),
     click.option(
         "--allow-other-hardware", is_flag=True,
         help="Decide by a profile that was measured on another machine.",
@@ -142,7 +145,7 @@ class Asked(NamedTuple):
     required=True,
     metavar="FOLDER",
     help="Where points go, a folder each by policy, cache, trace and requests; those that are there"
-    " are not run again. Other passes or another scope need another FOLDER.",
+    " are not run again. Other passes or other settings need another FOLDER.",
 )
 @click.option("--force", is_flag=True, help="Run points again that are there, and replace them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -223,39 +226,44 @@ def _left_to_do(job: Job, asked: Asked) -> list[Task]:
 
     tasks = tasks_of(job)
     require_fit(job, tasks)
-    left = [task for task in tasks if asked.force or not _is_there(task, asked.out)]
+    left = [task for task in tasks if asked.force or not _is_there(task, asked)]
     if len(left) < len(tasks):
         done = len(tasks) - len(left)
         click.echo(f"Note: {done} of {len(tasks)} points are in {asked.out} already", err=True)
     return left
 
 
-SETTINGS = (
-    "policy", "cache", "rules", "geometry", "trace", "history", "warmup", "measured",
-    "layers", "repetitions", "profile",
-)  # fmt: skip
-"""What a point that is there must have in common with what was asked for."""
-
-
-def _is_there(task: Task, out: Path) -> bool:
-    """Return whether a point has been measured; refuse one that was measured otherwise."""
+def _is_there(task: Task, asked: Asked) -> bool:
+    """Return whether a point has been measured; refuse one measured otherwise, or damaged."""
+    from oled_sim.cli.replay_settings import difference
     from oled_sim.errors import MeasurementError, UsageError
-    from oled_sim.validation.measured import ABOUT, as_written, point_name, read_about
+    from oled_sim.validation.measured import ABOUT, as_written, point_name, read_point
 
-    folder = out / point_name(task.about)
+    folder = asked.out / point_name(task.about)
     if not (folder / ABOUT).exists():
         return False
     try:
-        found, asked = read_about(folder), as_written(task.about)
+        found = read_point(folder).about
     except MeasurementError as error:
         raise MeasurementError(f"{error}; give --force to measure it again") from None
-    for name in SETTINGS:
-        if getattr(found, name) != getattr(asked, name):
-            raise UsageError(
-                f"{folder} was measured with another {name}, which its name does not say: give"
-                " another --out, or --force to measure it again"
-            )
+    otherwise = difference(found, as_written(task.about))
+    if otherwise is None and asked.verify:
+        otherwise = _unchecked(found, task)
+    if otherwise is not None:
+        raise UsageError(
+            f"{folder} was measured with {otherwise}: give another --out, or --force to measure it"
+            " again"
+        )
     return True
+
+
+def _unchecked(found: About, task: Task) -> str | None:
+    """Return what a point lacks whose outputs were not all compared with full residency."""
+    checked = 0 if found.lossless is None else found.lossless.events_checked
+    events = _passes(task) * len(task.cut.geometry.layers)
+    if checked >= events:
+        return None
+    return f"{checked} of {events} events compared with full residency, not all as by --verify"
 
 
 def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:

@@ -330,15 +330,6 @@ def as_written(about: About) -> About:
     return msgspec.json.decode(msgspec.json.encode(about), type=About)
 
 
-def read_about(folder: Path) -> About:
-    """Return what a point says of itself, its tables unread.
-
-    Raises:
-        MeasurementError: it cannot be read, or is of another format.
-    """
-    return _about(folder / ABOUT)
-
-
 class _Version(msgspec.Struct):
     format: int
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -175,22 +177,89 @@ def test_a_folder_that_cannot_be_made_is_refused(capsys, home, tmp_path):
     assert code == 2 and "create it first" in error
 
 
+def repeated(home, *more):
+    """What :func:`replayed` ran of lru."""
+    return asked(
+        home, "--policy", "lru", "--cache", "5", "--passes", "4", "--repetitions", "2",
+        "--staging", "2", "--out", home / "points", *more,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--passes", "3"], "another measured"),
-        (["--repetitions", "1"], "another repetitions"),
-        (["--scope", "global"], "another rules"),
+        (["--passes", "3"], "--passes 4, not 3"),
+        (["--passes", "0"], "--passes 4, not 0"),
+        (["--repetitions", "1"], "--repetitions 2, not 1"),
+        (["--scope", "global"], "--scope layer, not global"),
+        (["--staging", "3"], "--staging 2, not 3"),
+        (["--layers", "1"], "--layers (all), not 1"),
     ],
 )
 def test_a_point_of_other_settings_is_no_answer(capsys, replayed, home, more, says):
     assert replayed.returncode == 0, replayed.stderr
-    base = ["--passes", "4", "--repetitions", "2", "--staging", "2"]
-    code, error = refused(
-        capsys,
-        *asked(home, "--policy", "lru", "--cache", "5", *base, *more, "--out", home / "points"),
-    )
-    assert code == 2 and says in error
+    code, error = refused(capsys, *repeated(home, *more))
+    assert code == 2 and f"lru-c5-trace-r2 was measured with {says}: give another --out" in error
+    assert "--force to measure it again" in error
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("policy.parameters.dispatch", "cpu", "--policy lru with dispatch transfer, not cpu"),
+        ("rules.extrapolate", False, "--extrapolate on, not off"),
+        ("geometry.name", "big", "--geometry small, not big"),
+        ("geometry.top_k", 3, "--geometry small with top_k 4, not 3"),
+        ("profile.name", "h200", "--profile synthetic-small, not h200"),
+        ("profile.sha256", "0" * 64, "--profile synthetic-small of checksum"),
+        ("trace.name", "other/trace", "/trace, not other/trace"),
+        ("trace.sha256", "0" * 64, "/trace of checksum"),
+        ("history", [5], "history requests (none), not 5"),
+        ("machine.hardware.workers", 2, "--workers 1, not 2"),
+        ("machine.hardware.gpu", "H200", "GPU none (CPU threads), not H200"),
+    ],
+)
+def test_the_setting_that_differs_is_named(replayed, home, path, value, says):
+    assert replayed.returncode == 0, replayed.stderr
+    from oled_sim.cli.replay_settings import difference
+    from oled_sim.validation.measured import About
+
+    text = (home / "points" / "lru-c5-trace-r2" / "point.json").read_text()
+    there, wanted = json.loads(text), json.loads(text)
+    *parents, last = path.split(".")
+    part = wanted
+    for name in parents:
+        part = part[name]
+    part[last] = value
+    found, other = (msgspec.convert(about, About) for about in (there, wanted))
+    assert difference(found, found) is None
+    assert says in (difference(found, other) or "")
+
+
+def test_verify_refuses_a_point_that_was_checked_less(capsys, replayed, home):
+    assert replayed.returncode == 0, replayed.stderr
+    main([str(a) for a in repeated(home, "--verify")])  # was run with --verify
+    assert "1 of 1 points are in" in capsys.readouterr().err
+    folder = home / "less" / "lru-c5-trace-r2"
+    shutil.copytree(home / "points" / "lru-c5-trace-r2", folder)
+    about = json.loads((folder / "point.json").read_text())
+    about["lossless"]["events_checked"] = 19
+    (folder / "point.json").write_text(json.dumps(about))
+    main([str(a) for a in repeated(home, "--out", home / "less")])
+    capsys.readouterr()
+    code, error = refused(capsys, *repeated(home, "--out", home / "less", "--verify"))
+    assert code == 2 and "19 of 20 events compared with full residency, not all" in error
+    assert "--force to measure it again" in error
+
+
+def test_a_damaged_table_can_be_measured_again(capsys, replayed, home):
+    assert replayed.returncode == 0, replayed.stderr
+    folder = home / "damaged" / "lru-c5-trace-r2"
+    shutil.copytree(home / "points" / "lru-c5-trace-r2", folder)
+    (folder / "events.parquet").write_bytes(b"no table")
+    code, error = refused(capsys, *repeated(home, "--out", home / "damaged"))
+    assert code == 1 and "events.parquet does not match its checksum" in error
+    assert "give --force to measure it again" in error
 
 
 def test_mistakes_are_found_before_torch_is_imported(home, tmp_path):
