@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,6 +22,17 @@ def options(*wanted: Callable[[F], F]) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def not_nan(_: click.Context, __: click.Parameter, value: float) -> float:
+    """Refuse NaN, which lies within every range of click's because it compares as false.
+
+    Raises:
+        click.BadParameter: ``value`` is NaN.
+    """
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a number.")
+    return value
 
 
 policy_option = options(

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from oled_sim.cli.options import DEFAULT_TRACE, cache_option, cost_options, options, policy_option
+from oled_sim.cli.options import (
+    DEFAULT_TRACE,
+    cache_option,
+    cost_options,
+    not_nan,
+    options,
+    policy_option,
+)
 
 if TYPE_CHECKING:
     from oled_sim.cli.replay_inputs import Inputs
@@ -118,6 +125,7 @@ class Asked(NamedTuple):
 @click.option(
     "--patience",
     type=click.FloatRange(min=0.0),
+    callback=not_nan,
     default=0.0,
     show_default=True,
     metavar="SECONDS",

@@ -103,7 +103,7 @@ def tasks_of(job: Job) -> list[Task]:
         if len(splits.counted) < job.requests:
             raise UsageError(
                 f"{name} has {len(splits.counted)} requests left to measure, not {job.requests}:"
-                " lower --requests, --history or --warmup"
+                " lower --requests, or take a trace with more"
             )
         for contender in job.contenders:
             policy = contender.policy

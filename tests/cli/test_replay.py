@@ -159,7 +159,9 @@ def test_another_machines_profile_is_refused(capsys, home, tmp_path):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--requests", "9"], "lower --requests"),
+        (["--requests", "9"], "not 9: lower --requests, or take a trace with more"),
+        (["--patience", "nan"], "Invalid value for '--patience': nan is not a number"),
+        (["--patience", "inf", "--requests", "9"], "not 9"),  # without end: accepted
         (["--cache", "5", "--policy", "nobody"], "nobody"),
     ],
 )
