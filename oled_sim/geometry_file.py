@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
+from dataclasses import MISSING
 from pathlib import Path
 
 import msgspec
@@ -33,9 +35,8 @@ def read_geometry(path: Path) -> CostGeometry:
         return _from_config(path, text)
     try:
         fields = tomllib.loads(text.decode())
+        _require_names(fields, path)
         cost = msgspec.convert({"name": path.stem, **fields}, CostGeometry)
-        if unknown := set(fields) - set(CostGeometry.__dataclass_fields__):
-            raise UsageError(f"geometry {path} has an unknown field {min(unknown)!r}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"geometry {path} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
@@ -76,6 +77,16 @@ def _from_config(path: Path, text: bytes) -> CostGeometry:
     return cost_geometry(config, BYTES[dtype], name)
 
 
+def _require_names(found: Collection[str], path: Path) -> None:
+    """Refuse fields that there are not, then all at once those that are missing."""
+    fields = CostGeometry.__dataclass_fields__
+    if unknown := set(found) - set(fields):
+        raise UsageError(f"geometry {path} has an unknown field {min(unknown)!r}")
+    needed = (f.name for f in fields.values() if f.default is MISSING and f.name != "name")
+    if missing := [name for name in needed if name not in found]:
+        raise UsageError(f"geometry {path} lacks {', '.join(missing)}")
+
+
 def _checked(cost: CostGeometry, path: Path) -> CostGeometry:
     """Refuse sizes that no model has."""
     may_be_zero = ("dense_layers", "name")
@@ -83,13 +94,22 @@ def _checked(cost: CostGeometry, path: Path) -> CostGeometry:
         value = getattr(cost, field)
         if field not in may_be_zero and value < 1:
             raise UsageError(f"geometry {path}: {field} is {value}, but must be at least 1")
-    if not 0 <= cost.dense_layers < cost.layers:
-        raise UsageError(
-            f"geometry {path}: dense_layers {cost.dense_layers} leaves no layer of {cost.layers} "
-            "with experts"
-        )
-    if cost.top_k > cost.experts or cost.weight_bytes not in (2, 4):
-        raise UsageError(
-            f"geometry {path}: top_k must not exceed experts, and weight_bytes must be 2 or 4"
-        )
+    if wrong := _contradiction(cost):
+        raise UsageError(f"geometry {path}: {wrong}")
     return cost
+
+
+def _contradiction(cost: CostGeometry) -> str | None:
+    """Return which size does not go with the others, or with kernels, if one does not."""
+    if not 0 <= cost.dense_layers < cost.layers:
+        return f"dense_layers {cost.dense_layers} leaves no layer of {cost.layers} with experts"
+    if cost.top_k > cost.experts:
+        return f"top_k is {cost.top_k}, but must not exceed experts, {cost.experts}"
+    if cost.heads % cost.kv_heads:
+        return f"kv_heads is {cost.kv_heads}, but must divide heads, {cost.heads}"
+    if cost.head_dim % 4:
+        # Rotary embedding turns half of a head's dimensions, two by two.
+        return f"head_dim is {cost.head_dim}, but must be a multiple of 4"
+    if cost.weight_bytes not in (2, 4):
+        return f"weight_bytes is {cost.weight_bytes}, but must be 2 (bf16) or 4 (fp32)"
+    return None

@@ -46,8 +46,11 @@ def test_a_published_configuration_is_a_geometry():
         ({"experts": '"many"'}, "breaks the format"),
         ({"experts": "="}, "not valid TOML"),
         ({"dense_layers": 20}, "leaves no layer of 20"),
-        ({"top_k": 300}, "top_k must not exceed experts"),
-        ({"weight_bytes": 3}, "weight_bytes must be 2 or 4"),
+        ({"layers": None, "top_k": None, "heads": None}, "mine.toml lacks layers, top_k, heads$"),
+        ({"top_k": 300}, "top_k is 300, but must not exceed experts, 256$"),
+        ({"weight_bytes": 3}, r"weight_bytes is 3, but must be 2 \(bf16\) or 4 \(fp32\)$"),
+        ({"heads": 4, "kv_heads": 3}, "mine.toml: kv_heads is 3, but must divide heads, 4$"),
+        ({"head_dim": 15}, "mine.toml: head_dim is 15, but must be a multiple of 4$"),
     ],
 )
 def test_a_file_that_is_no_geometry_gets_one_sentence(tmp_path, changes, message):
