@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import msgspec
@@ -57,6 +59,18 @@ def test_a_file_that_is_no_geometry_gets_one_sentence(tmp_path, changes, message
     with pytest.raises(UsageError, match=message) as refused:
         find_geometry(write(tmp_path / "mine.toml", **changes))
     assert "\n" not in str(refused.value)
+
+
+def test_the_documented_file_is_a_geometry_and_every_field_is_documented(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
+    section = page.split("## Geometry files")[1].split("\n## ")[0]
+    (example,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "small.toml").write_text(example)
+    found = find_geometry(str(tmp_path / "small.toml"))
+    nano = dataclasses.replace(find_geometry(str(NANO)), name="small", weight_bytes=4)
+    assert found == nano
+    rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == list(MINI.__dataclass_fields__)
 
 
 def test_a_missing_file_and_a_foreign_configuration_are_usage_errors(tmp_path):
