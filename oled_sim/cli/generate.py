@@ -198,6 +198,7 @@ def _job(given: dict[str, Any], typed: tuple[str, ...]) -> Job:
         record=given["record"],
         overwrite=given["force"],
         stands_for=given["geometry"] if given["geometry"] in GEOMETRIES else None,
+        profile=given["profile"],
     )
 
 
@@ -290,7 +291,7 @@ def _texts(job: Job, outcome: Outcome) -> list[str]:
 
 
 def _refuse(outcome: Outcome) -> None:
-    """Fail if something that must be equal was not."""
+    """Fail if something that must be equal was not, or could not be compared."""
     from oled_sim.cli.generate_table import divergence_text
     from oled_sim.errors import MeasurementError
 
@@ -299,6 +300,8 @@ def _refuse(outcome: Outcome) -> None:
         raise MeasurementError(
             f"with the resident run's routes and acceptances tokens should be its own, but {first}"
         )
+    if outcome.agreement is None:
+        raise MeasurementError(f"no prediction: {outcome.no_prediction}")
     decisions = outcome.agreement.decisions
     if not decisions.identical and not decisions.prefetching:
         raise MeasurementError(

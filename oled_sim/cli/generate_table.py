@@ -23,6 +23,8 @@ from oled_sim.cli.tables import print_notes, print_table, table_console
 from oled_sim.engine.results import request_table, write_table
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Result
+from oled_sim.errors import ProfileError
+from oled_sim.geometry import GEOMETRIES
 from oled_sim.hardware.shapes import cost_geometry
 from oled_sim.model.config import LLaDA2Config
 from oled_sim.model.loading import checkpoint_path
@@ -47,11 +49,19 @@ def print_outcome(job: Job, outcome: Outcome, texts: Sequence[str]) -> None:
         click.echo(f"{name:<11}{value}")
     console = table_console()
     names = ("", "TPOT", "TTFT", "p50", "util", "hit", "H2D", "CPU", "busy GPU/H2D/CPU")
-    rows = [_row("measured", outcome.result), _row("predicted", outcome.agreement.predicted)]
+    rows = [_row(source, result) for source, result in _results(outcome)]
     print_table(console, names, rows, left=("",))
-    print_notes(console, [LEGEND, *_notes(job)])
+    print_notes(console, [LEGEND, *(_notes(job) if outcome.agreement else ())])
     for line in _findings(job, outcome):
         click.echo(line)
+
+
+def _results(outcome: Outcome) -> list[tuple[str, Result]]:
+    """Return what was measured and, if there is such, what is predicted."""
+    found = [("measured", outcome.result)]
+    if outcome.agreement is not None:
+        found.append(("predicted", outcome.agreement.predicted))
+    return found
 
 
 def _facts(job: Job, outcome: Outcome) -> dict[str, str]:
@@ -123,10 +133,12 @@ def _findings(job: Job, outcome: Outcome) -> Iterator[str]:
         same = sum(outcome.forced)
         yield f"Forced run: the same tokens in {same} of {len(outcome.forced)} requests"
     if job.record is not None:
-        yield f"Trace: {job.record}; simulate it with: {_command(job)}"
+        yield f"Trace: {job.record}; simulate it with: {_command(job, outcome)}"
 
 
 def _agreement(outcome: Outcome) -> str:
+    if outcome.agreement is None:
+        return f"no prediction: {outcome.no_prediction}"
     found = outcome.agreement.decisions
     if found.identical:
         return (
@@ -153,8 +165,12 @@ def divergence_text(found: Divergence) -> str:
     )
 
 
-def _command(job: Job) -> str:
-    """Return the command that simulates the trace under the same rules."""
+def _command(job: Job, outcome: Outcome) -> str:
+    """Return the command that simulates the trace under the same rules.
+
+    The profile is named if ``run`` knows its geometry by name, and extrapolated where it did not
+    reach, since the same again would fail again.
+    """
     plan, usual = job.plan, Rules(history=0)
     words = [f"oled-sim run --trace {job.record} --policy {plan.contender.spec}"]
     words += [f"--cache {budget_text(plan.contender.budget)} --history 0"]
@@ -162,11 +178,15 @@ def _command(job: Job) -> str:
         value = getattr(plan.rules, name)
         words += [f"--{name} {value}"] if value != getattr(usual, name) else []
     words += ["--cold"] if plan.rules.cold else []
+    cost, beyond = plan.costs.geometry, isinstance(outcome.no_prediction, ProfileError)
+    if job.profile and GEOMETRIES.get(cost.name) == cost:
+        words += [f"--geometry {cost.name} --profile {job.profile}"]
+        words += ["--extrapolate"] if plan.costs.extrapolate or beyond else []
     return " ".join(words)
 
 
 def _document(job: Job, outcome: Outcome, texts: Sequence[str]) -> dict[str, Any]:
-    plan = job.plan
+    plan, agreement = job.plan, outcome.agreement
     return {
         "version": __version__,
         "model": Path(job.model).name,
@@ -184,11 +204,10 @@ def _document(job: Job, outcome: Outcome, texts: Sequence[str]) -> dict[str, Any
         "copied_bytes": outcome.copied_bytes,
         "decide_us": outcome.decide_us,
         "measured": outcome.result.to_dict(),
-        "predicted": outcome.agreement.predicted.to_dict(),
-        "decisions": {
-            **asdict(outcome.agreement.decisions),
-            "identical": outcome.agreement.decisions.identical,
-        },
+        "predicted": agreement and agreement.predicted.to_dict(),
+        "no_prediction": None if agreement else str(outcome.no_prediction),
+        "decisions": agreement
+        and {**asdict(agreement.decisions), "identical": agreement.decisions.identical},
         "requests": [
             {
                 "text": text,
@@ -212,12 +231,10 @@ def print_json(job: Job, outcome: Outcome, texts: Sequence[str]) -> None:
 
 
 def write(path: Path, job: Job, outcome: Outcome) -> None:
-    """Write a row per counted request, ``source`` measured or predicted."""
+    """Write a row per counted request, ``source`` measured or, if there is such, predicted."""
     name = str(job.record or "")
     tables = []
-    for source, result in (
-        ("measured", outcome.result), ("predicted", outcome.agreement.predicted)
-    ):  # fmt: skip
+    for source, result in _results(outcome):
         table = request_table([result], name)
         tables.append(table.add_column(0, "source", pa.array([source] * len(table))))
     about = _document(job, outcome, [""] * len(outcome.done))

@@ -58,7 +58,25 @@ def fill_fixed_costs(
 
 
 def _explain(costs: LaneCosts, load: NDArray[np.float64]) -> None:
-    """Ask for every cost of a pass, so that the one outside the profile raises its sentence."""
+    """Raise the sentence of the cost of a pass, or of an event, that the profile lacks."""
+    require_fixed_costs(costs, load)
+    raise ProfileError(
+        f"profile {costs.profile.name!r} has no time for a pass of {load[0]:g} tokens and"
+        f" {load[1]:g} requests: {BEYOND}"
+    )
+
+
+def require_fixed_costs(costs: LaneCosts, load: NDArray[np.float64]) -> None:
+    """Check that a profile has every policy-independent cost of a pass.
+
+    Args:
+        costs: lane costs.
+        load: float64 [4], tokens, requests, summed context and rows of the LM head; [3] without
+            the last for an event.
+
+    Raises:
+        ProfileError: a count lies outside the profiled range.
+    """
     tokens, requests, context = load[:3]
     costs.dense_batch_us(tokens, requests, context / requests)
     for curve in (
@@ -71,10 +89,6 @@ def _explain(costs: LaneCosts, load: NDArray[np.float64]) -> None:
         curve(tokens)
     if len(load) > 3:
         costs.lm_head_us(load[3])
-    raise ProfileError(
-        f"profile {costs.profile.name!r} has no time for a pass of {tokens:g} tokens and"
-        f" {requests:g} requests: {BEYOND}"
-    )
 
 
 def _times(

@@ -12,6 +12,7 @@ import numpy as np
 from oled_sim.collection import describe_run
 from oled_sim.engine.runner import Result
 from oled_sim.engine.source import MemoryTrace, Source, TraceSource
+from oled_sim.errors import OledSimError
 from oled_sim.hardware.host_experts import HostExperts
 from oled_sim.hardware.place import Place
 from oled_sim.model.decoding import DecodeSettings
@@ -46,6 +47,7 @@ class Job:
         check_forced: run once more with routes and acceptances of the resident run.
         record: folder of the trace, or None. overwrite: replace one that is there.
         stands_for: published model that the trace stands for; by default by size.
+        profile: as after ``--profile``, to say how the trace is simulated; None by default.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Job:
     record: Path | None = None
     overwrite: bool = False
     stands_for: str | None = None
+    profile: str | None = None
 
     @property
     def needs_resident(self) -> bool:
@@ -76,15 +79,17 @@ class Outcome:
         compared: whether there was a resident run.
         forced: per request, whether the forced run's tokens were those of the resident run.
         forced_divergences: the first of each in which they were not.
-        agreement: the trace of the run, simulated.
+        agreement: the trace of the run, simulated; None if that failed.
+        no_prediction: why it failed.
         expert_bytes: of one expert of this model. copied_bytes: of all copies.
     """
 
     result: Result
     done: list[LiveRequest]
-    agreement: Agreement
+    agreement: Agreement | None
     expert_bytes: int
     copied_bytes: int
+    no_prediction: OledSimError | None = None
     compared: bool = False
     divergences: list[Divergence] = field(default_factory=list)
     tokens_differing: list[int] = field(default_factory=list)
@@ -105,13 +110,17 @@ class Outcome:
 def run_job(job: Job, on_pass: Progress = lambda phase: None) -> Outcome:
     """Run a job.
 
+    A simulation that fails after the run is part of the outcome: what was measured is not lost.
+
     Raises:
+        ProfileError: the profile does not cover what prompts and new tokens may lead to.
         UsageError: a prompt does not fit the model.
         CapacityError: the device or the host has not enough memory.
         PolicyError: the policy breaks the contract.
         CheckpointError, TraceError: files are damaged.
     """
     plan = job.plan
+    plan.require_costs()
     if job.needs_resident:
         model = load_model(job.model, job.place.device, job.place.dtype)
     else:
@@ -124,10 +133,12 @@ def run_job(job: Job, on_pass: Progress = lambda phase: None) -> Outcome:
         done, session = _run_live(job, model, experts, on_pass)
         forced = _run_forced(job, model, experts, resident, on_pass) if job.check_forced else ()
         size = experts.cost.expert_bytes
-    agreement = simulate_again(
-        _source(job, model, done), done, plan.contender, plan.costs, plan.rules
-    )
-    outcome = Outcome(session.result(), done, agreement, size, session.copies * size)
+    outcome = Outcome(session.result(), done, None, size, session.copies * size)
+    try:
+        source = _source(job, model, done)
+        outcome.agreement = simulate_again(source, done, plan.contender, plan.costs, plan.rules)
+    except OledSimError as error:
+        outcome.no_prediction = error
     layers, settings = model.config.moe_layers, plan.settings
     if job.compare:
         outcome.compared = True

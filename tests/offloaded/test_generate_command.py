@@ -2,15 +2,21 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 from oled_sim.cli.main import main
+from oled_sim.costs.store import save_profile
+from oled_sim.costs.synthetic import affine_profile
+from oled_sim.geometry import find_geometry
 from oled_sim.offloaded import job
 from oled_sim.offloaded.recording import record_resident
 from oled_sim.trace import open_trace
@@ -169,6 +175,66 @@ def test_nothing_is_overwritten_unasked(tmp_path, checkpoint, capsys):
     assert "not empty" in capsys.readouterr().err
     assert (tmp_path / "t" / "manifest.json").read_bytes() == before
     assert call(*base, "--force") == 0
+
+
+def profile_without(path, table, **points):
+    """Write a profile with fewer points of one table, named as the file."""
+    profile = affine_profile(find_geometry("llada2.0-mini"))
+    grid = msgspec.structs.replace(getattr(profile, table), **points)
+    save_profile(msgspec.structs.replace(profile, **{table: grid}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "points", "sentence"),
+    [
+        ("dense", {"columns": [0, 8]}, "covers 0 to 8 context, not 24: allow"),
+        ("dense", {"rows": [1, 15]}, "covers 1 to 15 tokens, not 16: allow"),
+        ("gate", {"points": [1, 15]}, "covers 1 to 15 tokens, not 16: allow"),
+    ],
+)
+def test_a_profile_that_may_not_reach_is_refused_before_the_run(
+    tmp_path, checkpoint, capsys, table, points, sentence
+):
+    """Of 14 prompt tokens the first 8 are a block; 16 new ones end within the block from 24."""
+    profile = profile_without(tmp_path / "p.toml", table, **points)
+    base = ["generate", "--model", checkpoint, "--cache", 5, "--prompt", "What is 3 + 4?",
+            "--no-compare", "--profile", profile, "--record", tmp_path / "t", *QUICK]  # fmt: skip
+    assert call(*base) == 1
+    said = capsys.readouterr()
+    assert f"may lead beyond the profile: table {table}" in said.err and sentence in said.err
+    assert said.out == "" and not (tmp_path / "t").exists()
+    assert call(*base, "--extrapolate") == 0
+    assert "predicted" in capsys.readouterr().out
+
+
+def test_a_profile_that_just_reaches_is_enough(tmp_path, checkpoint, capsys):
+    profile = profile_without(tmp_path / "p.toml", "dense", rows=[8, 16], columns=[0, 24])
+    code = call("generate", "--model", checkpoint, "--cache", 5, "--prompt", "What is 3 + 4?",
+                "--no-compare", "--ignore-eos", "--profile", profile, *QUICK)  # fmt: skip
+    assert code == 0 and "predicted" in capsys.readouterr().out
+
+
+def test_a_run_without_a_prediction_keeps_what_was_measured(tmp_path, checkpoint, capsys):
+    """How many experts run where is known only afterwards."""
+    profile = profile_without(tmp_path / "p.toml", "gpu_experts", rows=[1, 2])
+    trace, out = tmp_path / "t", tmp_path / "figures.parquet"
+    base = ["generate", "--model", checkpoint, "--cache", 5, "--prompt", "a", "--no-compare",
+            "--profile", profile, *QUICK]  # fmt: skip
+    assert call(*base, "--record", trace, "--out", out) == 1
+    said = capsys.readouterr()
+    for words in ("request 0: 16 tokens", "measured", "no prediction: table gpu_experts"):
+        assert words in said.out
+    assert "predicted" not in said.out and "no prediction: table gpu_experts" in said.err
+    assert [row["source"] for row in pq.read_table(out).to_pylist()] == ["measured"]
+    (command,) = re.findall(rf"Trace: {trace}; simulate it with: oled-sim (.*)", said.out)
+    assert call(*shlex.split(command)) == 0
+    capsys.readouterr()
+    assert call(*base, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["predicted"] is None and found["decisions"] is None
+    assert found["no_prediction"].startswith("table gpu_experts")
+    assert found["measured"]["summary"]["tpot_us"] > 0 and found["requests"][0]["tokens"]
 
 
 @pytest.mark.slow
