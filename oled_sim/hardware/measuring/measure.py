@@ -138,7 +138,8 @@ def _measure_all(sweep: Sweep, rig: Rig, plan: Plan, between: Callable[[], None]
     between()
     measure_gpu_experts(sweep, rig)
     interference = measure_interference(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
-    # After the slow-downs: captured ways there wait for what another stream has queued.
+    # After the slow-downs, which once could not be measured with these ways captured before: it
+    # seems that on a stream of their own they waited for what another one had queued.
     measure_cpu_link(sweep, rig, block=plan.block)
     between()
     measure_cpu_experts(sweep, rig)  # again: neighbours take a shared machine's memory by turns
