@@ -31,7 +31,6 @@ from oled_sim.engine import events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.cut import CutSource
-from oled_sim.engine.feeding import feed
 from oled_sim.engine.rules import Group, Rules, Splits, split_requests
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.source import TraceSource
@@ -40,6 +39,7 @@ from oled_sim.geometry import find_geometry
 from oled_sim.hardware.replay import no_garbage_collection
 from oled_sim.policy_spec import parse_policy
 from oled_sim.trace import open_trace
+from oled_sim.validation.prepared import run_up
 
 POLICIES = ["lru", "oled", "fiddler", "hybrimoe", "moe-infinity", "finemoe"]
 TRACES = ["mini-gsm8k", "mini-humaneval", "mini-science"]
@@ -86,20 +86,10 @@ def prepare(
     source: CutSource, splits: Splits, spec: str, cache: int, costs: LaneCosts
 ) -> tuple[Simulation, Measured]:
     """Run history and warm-up; return the simulation and what is left to run."""
-    rules = Rules()
     simulation = Simulation(
-        parse_policy(spec), source.geometry, costs, Budget(cache=cache), rules, name=spec
+        parse_policy(spec), source.geometry, costs, Budget(cache=cache), Rules(), name=spec
     )
-    counted, in_history = [], False
-    for group, batch in feed(source, splits, rules, costs, learns=simulation.policy.learns):
-        if in_history and group.split != "history":
-            simulation.end_history()
-        in_history = group.split == "history"
-        if group.split == "counted":
-            counted.append((group, batch))
-        else:
-            simulation.run_group(group, batch)
-    return simulation, counted
+    return simulation, run_up(simulation, source, splits, costs)
 
 
 def measure(simulation: Simulation, counted: Measured, repeat: int, evict: int) -> dict[str, float]:

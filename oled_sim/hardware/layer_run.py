@@ -161,7 +161,7 @@ class LayerRun:
         return self._submitted < len(self._wanted)
 
     def begin_copies(self) -> None:
-        """Free the slots of who was dropped, and queue the first copies: the rest can wait."""
+        """Free the slots of who was dropped, and queue the first copy: the rest can wait."""
         for slot in self._arranged.freed.tolist():
             self._slots.release(slot, None)
         self._submit(FIRST)

@@ -10,7 +10,7 @@ from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.cut import CutSource
 from oled_sim.engine.feeding import feed
-from oled_sim.engine.rules import Group, split_requests
+from oled_sim.engine.rules import Group, Splits, split_requests
 from oled_sim.engine.simulation import Simulation, Snapshot
 from oled_sim.engine.source import Source
 from oled_sim.policy import Policy
@@ -56,8 +56,22 @@ def prepare(about: About, source: Source, policy: Policy, costs: LaneCosts) -> P
         policy, cut.geometry, costs, Budget(cache=about.cache), rules, name=about.policy.label
     )
     splits = split_requests(cut.requests, rules)
+    counted = run_up(simulation, cut, splits, costs)
+    simulation.forget_copies()
+    return Prepared(simulation, simulation.snapshot(), counted, cut)
+
+
+def run_up(
+    simulation: Simulation, source: Source, splits: Splits, costs: LaneCosts
+) -> list[tuple[Group, Batch]]:
+    """Simulate history and warm-up; return the counted requests, which are still to run.
+
+    Raises:
+        As :func:`oled_sim.engine.runner.simulate`.
+    """
     counted, in_history = [], False
-    for group, batch in feed(cut, splits, rules, costs, learns=simulation.policy.learns):
+    learns = simulation.policy.learns
+    for group, batch in feed(source, splits, simulation.rules, costs, learns=learns):
         if in_history and group.split != "history":
             simulation.end_history()
         in_history = group.split == "history"
@@ -65,5 +79,4 @@ def prepare(about: About, source: Source, policy: Policy, costs: LaneCosts) -> P
             counted.append((group, batch))
         else:
             simulation.run_group(group, batch)
-    simulation.forget_copies()
-    return Prepared(simulation, simulation.snapshot(), counted, cut)
+    return counted

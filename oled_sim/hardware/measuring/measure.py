@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 import msgspec
@@ -89,9 +90,11 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
     start = time.perf_counter()
     sweep = Sweep(plan.clock, on_progress)
     identity.share_cores(plan.place.device, plan.workers)
-    with built(plan.cost, plan.axes, plan.place, plan.workers, quick=plan.quick) as rig:
+    with (
+        built(plan.cost, plan.axes, plan.place, plan.workers, quick=plan.quick) as rig,
+        closing(HostTrials(rig, quick=plan.quick)) as trials,
+    ):
         sweep.seconds["weights"] = round(time.perf_counter() - start, 2)
-        trials = HostTrials(rig, quick=plan.quick)
 
         def try_host() -> None:
             with sweep.step("host"):
@@ -99,7 +102,6 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
 
         interference = _measure_all(sweep, rig, plan, (lambda: None) if plan.quick else try_host)
         try_host()
-        trials.close()
         profile = _profile(plan, sweep, interference, *_overheads(sweep))
         host = trials.compare(profile)
     sweep.seconds["total"] = round(time.perf_counter() - start, 2)
