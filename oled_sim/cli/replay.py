@@ -115,7 +115,7 @@ class Asked(NamedTuple):
     default=3,
     show_default=True,
     metavar="N",
-    help="Runs of each point, from the same state.",
+    help="Runs of each point, from the same state; points take turns.",
 )
 @click.option(
     "--verify",
@@ -152,8 +152,8 @@ class Asked(NamedTuple):
     type=click.Path(path_type=Path),
     required=True,
     metavar="FOLDER",
-    help="Where points go, a folder each by policy, cache, trace and requests; those that are there"
-    " are not run again. Other passes or other settings need another FOLDER.",
+    help="Where points go, a folder each by policy, cache, trace and requests; repetitions that are"
+    " there are not run again. Other passes or other settings need another FOLDER.",
 )
 @click.option("--force", is_flag=True, help="Run points again that are there, and replace them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -165,7 +165,8 @@ def replay(
 
     Experts of the real size lie in page-locked host memory, residents and arrivals in slots of the
     GPU; the policy decides live. History and warm-up requests are simulated, then every repetition
-    starts from the same residents. Times leave out what decisions take, which is shown apart.
+    starts from the same residents; all points run once before any runs again. Times leave out what
+    decisions take, which is shown apart.
     `oled-sim validate` compares the outcome with the simulation.
     """
     if find_spec("torch") is None:
@@ -229,69 +230,85 @@ def _workers(profiled: int, here: int) -> int:
 
 
 def _left_to_do(job: Job, asked: Asked) -> list[Task]:
-    """Return the points that the folder does not hold yet."""
+    """Return the points of which the folder lacks repetitions, with those that it holds."""
     from oled_sim.hardware.replay_job import require_fit, tasks_of
 
     tasks = tasks_of(job)
     require_fit(job, tasks)
-    left = [task for task in tasks if asked.force or not _is_there(task, asked)]
-    if len(left) < len(tasks):
-        done = len(tasks) - len(left)
-        click.echo(f"Note: {done} of {len(tasks)} points are in {asked.out} already", err=True)
+    if not asked.force:
+        tasks = [task._replace(done=_found(task, asked)) for task in tasks]
+    left = [task for task in tasks if task.repetitions_done < job.repetitions]
+    _say_what_is_there(tasks, left, asked)
     return left
 
 
-def _is_there(task: Task, asked: Asked) -> bool:
-    """Return whether a point has been measured; refuse one measured otherwise, or damaged."""
+def _say_what_is_there(tasks: list[Task], left: list[Task], asked: Asked) -> None:
+    if len(left) < len(tasks):
+        done = len(tasks) - len(left)
+        click.echo(f"Note: {done} of {len(tasks)} points are in {asked.out} already", err=True)
+    begun = sum(task.done is not None for task in left)
+    if begun:
+        click.echo(
+            f"Note: {begun} points in {asked.out} lack repetitions, which are added", err=True
+        )
+
+
+def _found(task: Task, asked: Asked) -> Point | None:
+    """Return what has been measured of a point; refuse one measured otherwise, or damaged."""
     from oled_sim.cli.replay_settings import difference
     from oled_sim.errors import MeasurementError, UsageError
-    from oled_sim.validation.measured import ABOUT, as_written, point_name, read_point
+    from oled_sim.validation.measured import (
+        ABOUT,
+        as_written,
+        finish_point,
+        point_name,
+        read_point,
+    )
 
     folder = asked.out / point_name(task.about)
+    finish_point(folder)
     if not (folder / ABOUT).exists():
-        return False
+        return None
     try:
-        found = read_point(folder).about
+        found = read_point(folder)
     except MeasurementError as error:
         raise MeasurementError(f"{error}; give --force to measure it again") from None
-    otherwise = difference(found, as_written(task.about))
+    otherwise = difference(found.about, as_written(task.about))
     if otherwise is None and asked.verify:
-        otherwise = _unchecked(found, task)
+        otherwise = _unchecked(found.about, task)
     if otherwise is not None:
         raise UsageError(
             f"{folder} was measured with {otherwise}: give another --out, or --force to measure it"
             " again"
         )
-    return True
+    return found
 
 
 def _unchecked(found: About, task: Task) -> str | None:
     """Return what a point lacks whose outputs were not all compared with full residency."""
     checked = 0 if found.lossless is None else found.lossless.events_checked
-    events = _passes(task) * len(task.cut.geometry.layers)
+    events = found.repetitions * _passes_once(task) * len(task.cut.geometry.layers)
     if checked >= events:
         return None
     return f"{checked} of {events} events compared with full residency, not all as by --verify"
 
 
 def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:
-    """Measure and write point by point: what is finished stays, whatever happens later."""
-    from oled_sim.hardware.replay_job import run_tasks
+    """Measure, and write after every repetition: it stays, whatever happens later."""
+    from oled_sim.hardware.replay_job import run_tasks, tasks_of
     from oled_sim.validation.measured import point_name, read_point, write_point
 
     if tasks:
-        total = sum(_passes(task) for task in tasks)
-        with _progress(total) as (on_load, on_pass):
+        left = ((job.repetitions - task.repetitions_done) * _passes_once(task) for task in tasks)
+        with _progress(sum(left)) as (on_load, on_pass):
             for point in run_tasks(job, tasks, on_load=on_load, on_pass=on_pass):
-                write_point(asked.out / point_name(point.about), point, force=asked.force)
-    from oled_sim.hardware.replay_job import tasks_of
-
+                write_point(asked.out / point_name(point.about), point, force=True)
     return [read_point(asked.out / point_name(task.about)) for task in tasks_of(job)]
 
 
-def _passes(task: Task) -> int:
+def _passes_once(task: Task) -> int:
     cut = task.cut
-    return task.about.repetitions * sum(cut.read(request).passes for request in cut.requests)
+    return sum(cut.read(request).passes for request in cut.requests)
 
 
 @contextmanager

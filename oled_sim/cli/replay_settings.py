@@ -12,7 +12,8 @@ from oled_sim.validation.measured import About
 def difference(found: About, asked: About) -> str | None:
     """Return the first setting in which two points of one name differ, or None.
 
-    Which machine of a kind measured a point is not compared: a run may go on on another one.
+    A point may have more repetitions than are asked for. Which machine of a kind measured it is
+    compared where repetitions are still to come: a run may go on on another machine, a point not.
 
     Args:
         found: the point that is there. asked: the one that would be measured.
@@ -21,6 +22,8 @@ def difference(found: About, asked: About) -> str | None:
         What follows "was measured with": the option and both values, as in "--passes 6, not 7".
     """
     there, wanted = _settings(found), _settings(asked)
+    if found.repetitions < asked.repetitions:
+        there, wanted = there | _begun_on(found), wanted | _begun_on(asked)
     for name in dict.fromkeys([*there, *wanted]):
         a, b = there.get(name), wanted.get(name)
         if a != b:
@@ -41,7 +44,6 @@ def _settings(about: About) -> dict[str, Any]:
         "--cache": about.cache,
         "--passes": sorted({cut.decode_passes or 0 for cut in about.measured}),
         "requests": [cut.request for cut in about.measured],
-        "--repetitions": about.repetitions,
         "--layers": "(all)" if about.layers is None else about.layers,
         "--scope": rules.scope,
         "--staging": rules.staging,
@@ -62,6 +64,12 @@ def _settings(about: About) -> dict[str, Any]:
         "--workers": hardware.workers,
         "GPU": hardware.gpu,
     }
+
+
+def _begun_on(about: About) -> dict[str, Any]:
+    """Return what may not change between repetitions of a point."""
+    software = msgspec.structs.asdict(about.software)
+    return {"machine": about.machine.identity, **software}
 
 
 def _word(value: Any) -> str:

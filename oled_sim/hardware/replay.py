@@ -29,7 +29,7 @@ from oled_sim.hardware.measured import PassMarks
 from oled_sim.hardware.slot_map import SlotMap
 from oled_sim.hardware.speed_check import SpeedCheck
 from oled_sim.policy import Policy
-from oled_sim.validation.measured import About, Lossless, Point, Speed
+from oled_sim.validation.measured import About, Lossless, Point
 from oled_sim.validation.order import arrival_rows, has_prefetches
 from oled_sim.validation.prepared import prepare
 from oled_sim.validation.rows import event_rows, pass_rows
@@ -74,19 +74,8 @@ def slots_for(about: About, layers: int, experts: int) -> int:
     return layers * min(about.cache, experts) + about.rules.staging
 
 
-def replay_point(
-    machine: Machine,
-    source: Source,
-    policy: Policy,
-    costs: LaneCosts,
-    about: About,
-    *,
-    check: LosslessCheck | None = None,
-    speed: SpeedCheck | None = None,
-    report: Report | None = None,
-    warm_up_passes: int = 0,
-) -> Point:
-    """Measure a point.
+class PointRun:
+    """A point that is measured repetition by repetition, each whenever its turn comes.
 
     History and warm-up are simulated: they decide what is known and what is resident, not how long
     anything takes. Every repetition then starts from the same state, with the residents loaded.
@@ -96,9 +85,9 @@ def replay_point(
         source: the trace; ``about`` says which of its requests run and how far.
         policy: the policy; it is copied.
         costs: what the policy decides by.
-        about: what to run; ``lossless`` and ``tables`` are filled in later.
-        check: compares samples with full residency; what it finds goes into ``about``.
-        speed: measures how fast the host is before each repetition; goes into ``about``, too.
+        about: what to run; what is measured is filled in by :meth:`repeat`.
+        check: compares samples with full residency.
+        speed: measures how fast the host is before each repetition.
         report: called after every pass that is measured.
         warm_up_passes: decode passes that are run first and forgotten.
 
@@ -106,49 +95,73 @@ def replay_point(
         UsageError: the policy looks into the future, which hardware cannot.
         As :func:`oled_sim.engine.runner.simulate`.
     """
-    if "future" in policy.needs:
-        raise UsageError(
-            f"policy {about.policy.label!r} looks into the future: simulate it with `oled-sim run`,"
-            " and replay policies that can run"
-        )
-    prepared = prepare(about, source, policy, costs)
-    simulation, geometry = prepared.simulation, prepared.cut.geometry
-    layers, experts = len(geometry.layers), geometry.experts
-    slots = SlotMap(layers, experts, slots_for(about, layers, experts))
-    passes: list[pa.Table] = []
-    events: list[pa.Table] = []
-    arrivals: list[pa.Table] = []
-    speeds: list[Speed] = []
-    if warm_up_passes:
-        _warm_up(simulation, machine, slots, prepared.counted[0], costs, warm_up_passes)
-    if check is not None:
-        check.reset()
-    for repetition in range(about.repetitions):
-        if speed is not None:
-            speeds.append(speed.settled(costs))
-        requests = prepared.again()
+
+    def __init__(
+        self,
+        machine: Machine,
+        source: Source,
+        policy: Policy,
+        costs: LaneCosts,
+        about: About,
+        *,
+        check: LosslessCheck | None = None,
+        speed: SpeedCheck | None = None,
+        report: Report | None = None,
+        warm_up_passes: int = 0,
+    ) -> None:
+        if "future" in policy.needs:
+            raise UsageError(
+                f"policy {about.policy.label!r} looks into the future: simulate it with `oled-sim"
+                " run`, and replay policies that can run"
+            )
+        self._machine, self._costs, self._about = machine, costs, about
+        self._check, self._speed, self._report = check, speed, report
+        self._prepared = prepared = prepare(about, source, policy, costs)
+        geometry = prepared.cut.geometry
+        layers, experts = len(geometry.layers), geometry.experts
+        self._layers = geometry.layers
+        self._slots = SlotMap(layers, experts, slots_for(about, layers, experts))
+        if warm_up_passes:
+            first = prepared.counted[0]
+            _warm_up(prepared.simulation, machine, self._slots, first, costs, warm_up_passes)
+
+    def repeat(self, repetition: int) -> Point:
+        """Measure once. ``repetition``: its number, from 0, in the rows of the point's tables."""
+        passes: list[pa.Table] = []
+        events: list[pa.Table] = []
+        arrivals: list[pa.Table] = []
+        machine, slots, simulation = self._machine, self._slots, self._prepared.simulation
+        if self._check is not None:
+            self._check.reset()
+        speeds = () if self._speed is None else (self._speed.settled(self._costs),)
+        requests = self._prepared.again()
         load_residents(machine, slots, simulation.state.pools.resident)
         for group, batch in requests:
-            run = _measure(simulation, machine, slots, group, batch, check, report)
+            run = _measure(simulation, machine, slots, group, batch, self._check, self._report)
             record, decide_us = run.record, np.array(run.decide_us)
             passes.append(pass_rows(record, repetition=repetition, decide_us=decide_us))
-            events.append(event_rows(record, geometry.layers, repetition=repetition))
-            arrivals.append(arrival_rows(run.moments, record, geometry.layers, repetition))
-    if check is not None:
-        found = Lossless(
+            events.append(event_rows(record, self._layers, repetition=repetition))
+            arrivals.append(arrival_rows(run.moments, record, self._layers, repetition))
+        order = pa.concat_tables(arrivals)
+        recorded = has_prefetches(order)
+        about = msgspec.structs.replace(
+            self._about, repetitions=1, lossless=self._found(), speeds=speeds,
+            arrivals_recorded=recorded,
+        )  # fmt: skip
+        return Point(
+            about, pa.concat_tables(passes), pa.concat_tables(events), order if recorded else None
+        )
+
+    def _found(self) -> Lossless | None:
+        """Return what the check has found since it was reset."""
+        check = self._check
+        if check is None:
+            return None
+        return Lossless(
             events_checked=check.checked,
             worst_relative_error=check.worst,
             tolerance=check.tolerance,
         )
-        about = msgspec.structs.replace(about, lossless=found)
-    order = pa.concat_tables(arrivals)
-    about = msgspec.structs.replace(
-        about, arrivals_recorded=has_prefetches(order), speeds=tuple(speeds)
-    )
-    return Point(
-        about, pa.concat_tables(passes), pa.concat_tables(events),
-        order if about.arrivals_recorded else None,
-    )  # fmt: skip
 
 
 def _warm_up(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ from oled_sim.hardware.lossless import LosslessCheck
 from oled_sim.hardware.machine import Sizes, build_machine
 from oled_sim.hardware.machine_identity import machine_identity
 from oled_sim.hardware.place import Place
-from oled_sim.hardware.replay import replay_point, slots_for
+from oled_sim.hardware.replay import PointRun, slots_for
 from oled_sim.hardware.speed_check import SpeedCheck
 from oled_sim.trace import Trace
 from oled_sim.trace.schema import Kind
 from oled_sim.validation import measured
+from oled_sim.validation.repetitions import joined
 
 WARM_UP_PASSES = 2
 """Decode passes that are run and forgotten before a point is measured."""
@@ -70,11 +72,17 @@ class Job:
 
 
 class Task(NamedTuple):
-    """One point to measure."""
+    """One point to measure. ``done``: its repetitions that have been measured before, or None."""
 
     source: TraceSource
     contender: Contender
     about: measured.About
+    done: measured.Point | None = None
+
+    @property
+    def repetitions_done(self) -> int:
+        """How many repetitions have been measured before."""
+        return 0 if self.done is None else self.done.about.repetitions
 
     @property
     def cut(self) -> CutSource:
@@ -202,12 +210,18 @@ def run_tasks(
     on_load: Callable[[int, int], None] | None = None,
     on_pass: Callable[[], None] | None = None,
 ) -> Iterator[measured.Point]:
-    """Build the machine, and measure one task after the other.
+    """Build the machine, and measure the tasks in turn, one repetition of each at a time.
+
+    What disturbs a machine that others share lasts for minutes: it then meets one repetition of
+    many points, of which the median is taken, and not all repetitions of one.
 
     Args:
         job: the settings. tasks: of :func:`tasks_of`.
         on_load: called with layers of experts in memory, and all of them.
         on_pass: called after every pass on the hardware.
+
+    Yields:
+        After every repetition its point, with all that were measured so far.
 
     Raises:
         CapacityError: the machine is too small.
@@ -224,8 +238,19 @@ def run_tasks(
         if job.verify_every:
             check = LosslessCheck(machine, cost, sizes.most_tokens, job.verify_every, job.seed)
         speed = SpeedCheck(machine, cost, sizes.block, job.patience_s)
-        for task in tasks:
-            yield replay_point(
+
+        @cache
+        def run_of(which: int) -> PointRun:
+            task = tasks[which]
+            return PointRun(
                 machine, task.source, task.contender.policy, job.costs, task.about,
                 check=check, speed=speed, report=on_pass, warm_up_passes=WARM_UP_PASSES,
             )  # fmt: skip
+
+        points = {which: task.done for which, task in enumerate(tasks)}
+        for repetition in range(job.repetitions):
+            for which, task in enumerate(tasks):
+                if task.repetitions_done <= repetition:
+                    measured_now = run_of(which).repeat(repetition)
+                    points[which] = point = joined(points[which], measured_now)
+                    yield point

@@ -3,14 +3,16 @@
 ``point.json`` says what was run and where, ``passes.parquet`` has one row per repetition and pass,
 ``events.parquet`` one per repetition and event; ``order.parquet``, where anything was prefetched,
 says in which order it came. ``point.json`` is written last and holds the
-checksums of the tables, so a folder without it is one that was never finished. docs/validation.md
-describes every column.
+checksums of the tables, so a folder without it is one that was never finished. A point that takes
+the place of another is written beside it first, into a folder ``.new`` within its own.
+docs/validation.md describes every column.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +34,8 @@ FORMAT = 1
 
 ABOUT, PASSES, EVENTS = "point.json", "passes.parquet", "events.parquet"
 ORDER = "order.parquet"
+NEW = ".new"
+"""Folder within a point's that holds one which is still being written."""
 
 LANE_COLUMNS = PASS_TIMES[2:]
 """Busy and critical time of each lane in a pass."""
@@ -262,32 +266,49 @@ def write_point(folder: Path, point: Point, *, force: bool = False) -> None:
     Args:
         folder: usually ``root / point_name(point.about)``.
         point: tables may have further columns, which are left out.
-        force: replace a point that is there.
+        force: replace a point that is there; until the new one is whole, that stays.
 
     Raises:
         UsageError: there is a point, or nothing can be written there.
         MeasurementError: a table lacks a column, or one is of another type.
     """
-    final = folder / ABOUT
+    final, staged = folder / ABOUT, folder / NEW
     if final.exists() and not force:
         raise UsageError(f"{final} exists: give another folder, or --force to overwrite it")
-    try:
-        folder.mkdir(exist_ok=True)
-        final.unlink(missing_ok=True)
-    except OSError as error:
-        raise NewFile(final).refused(error) from error
     tables = {
         PASSES: _fitted(point.passes, PASS_SCHEMA, PASSES),
         EVENTS: _fitted(point.events, EVENT_SCHEMA, EVENTS),
     }
     if point.order is not None:
         tables[ORDER] = _fitted(point.order, ORDER_SCHEMA, ORDER)
+    try:
+        folder.mkdir(exist_ok=True)
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+    except OSError as error:
+        raise NewFile(final).refused(error) from error
     for name, table in tables.items():
-        write_table(folder / name, table, {"point": point_name(point.about)})
-    sums = {name: sha256_hex((folder / name).read_bytes()) for name in tables}
+        write_table(staged / name, table, {"point": point_name(point.about)})
+    sums = {name: sha256_hex((staged / name).read_bytes()) for name in tables}
     about = msgspec.structs.replace(point.about, tables=sums)
-    with NewFile(final) as file:
+    with NewFile(staged / ABOUT) as file:
         file.temporary.write_bytes(msgspec.json.format(msgspec.json.encode(about)) + b"\n")
+    finish_point(folder)
+
+
+def finish_point(folder: Path) -> None:
+    """Put a point that has been written in its place; drop one whose writing was stopped.
+
+    A writer that is killed between the two leaves the whole point to whoever comes next.
+    """
+    staged = folder / NEW
+    if (staged / ABOUT).exists():
+        if not _about(staged / ABOUT).arrivals_recorded:
+            (folder / ORDER).unlink(missing_ok=True)
+        for name in (PASSES, EVENTS, ORDER, ABOUT):
+            if (staged / name).exists():
+                (staged / name).replace(folder / name)
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 def read_points(root: Path) -> list[Point]:
@@ -297,7 +318,8 @@ def read_points(root: Path) -> list[Point]:
         UsageError: there is none.
         MeasurementError: one is damaged or of another format.
     """
-    found = [read_point(file.parent) for file in sorted(root.rglob(ABOUT))]
+    files = (file for file in sorted(root.rglob(ABOUT)) if file.parent.name != NEW)
+    found = [read_point(file.parent) for file in files]
     if not found:
         raise UsageError(f"{root} holds no measured point: give the folder that replay wrote to")
     return found
@@ -305,9 +327,11 @@ def read_points(root: Path) -> list[Point]:
 
 def unfinished(root: Path) -> Iterator[Path]:
     """Yield folders that hold tables but no ``point.json``: what a stopped run left."""
-    for file in sorted(root.rglob(PASSES)):
-        if not (file.parent / ABOUT).exists():
-            yield file.parent
+    tables = sorted(root.rglob(PASSES))
+    folders = (t.parent.parent if t.parent.name == NEW else t.parent for t in tables)
+    for folder in dict.fromkeys(folders):
+        if not (folder / ABOUT).exists():
+            yield folder
 
 
 def read_point(folder: Path) -> Point:

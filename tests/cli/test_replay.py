@@ -17,6 +17,7 @@ from oled_sim.costs.store import save_profile
 from oled_sim.costs.synthetic import Affine, affine_profile
 from oled_sim.geometry import CostGeometry, RoutingGeometry
 from oled_sim.testing.traces import random_request, write_trace
+from oled_sim.validation.measured import read_point
 
 pytest.importorskip("torch", reason="replaying runs real kernels, which need torch")
 
@@ -131,6 +132,52 @@ def test_what_is_there_is_not_run_again(replayed, home):
     assert after == before
 
 
+@pytest.fixture(scope="module")
+def begun(home):
+    """One repetition of lru, to which others can be added."""
+    done = run(*begun_by(home, "--repetitions", "1", "--out", home / "begun"))
+    assert done.returncode == 0, done.stderr
+    return home / "begun" / "lru-c5-trace-r2"
+
+
+def begun_by(home, *more):
+    return asked(home, "--policy", "lru", "--cache", "5", "--passes", "2", "--staging", "2", *more)
+
+
+def test_repetitions_are_added_to_those_that_are_there(home, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / begun.name)
+    first = read_point(begun)
+    more = ("--policy", "oled", "--repetitions", "2", "--out", tmp_path)
+    done = run(*begun_by(home, *more))
+    assert done.returncode == 0, done.stderr
+    assert "1 points in" in done.stderr and "lack repetitions, which are added" in done.stderr
+    both = read_point(tmp_path / begun.name)
+    assert both.about.repetitions == 2 and len(both.about.speeds) == 2
+    assert both.passes.slice(0, len(first.passes)).equals(first.passes)
+    assert both.passes["repetition"].to_pylist() == [0] * 3 + [1] * 3
+    assert both.about.lossless.events_checked >= first.about.lossless.events_checked
+    assert read_point(tmp_path / "oled-c5-trace-r2").about.repetitions == 2
+
+
+def test_fewer_repetitions_than_are_there_are_enough(capsys, replayed, home):
+    assert replayed.returncode == 0, replayed.stderr
+    main([str(a) for a in repeated(home, "--repetitions", "1")])
+    said = capsys.readouterr()
+    assert "1 of 1 points are in" in said.err and "2 repetitions each" in said.out
+
+
+def test_a_point_begun_on_another_machine_is_not_gone_on_with(capsys, home, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / begun.name)
+    path = tmp_path / begun.name / "point.json"
+    about = json.loads(path.read_text())
+    about["machine"]["identity"] = "another"
+    path.write_text(json.dumps(about))
+    code, error = refused(capsys, *begun_by(home, "--repetitions", "2", "--out", tmp_path))
+    assert code == 2 and "was measured with machine another, not" in error
+    main([str(a) for a in begun_by(home, "--repetitions", "1", "--out", tmp_path)])
+    assert "1 of 1 points are in" in capsys.readouterr().err
+
+
 def test_a_clairvoyant_policy_is_refused(capsys, home, tmp_path):
     code, error = refused(
         capsys, *asked(home, "--policy", "belady", "--cache", "5", "--out", tmp_path / "x")
@@ -192,7 +239,6 @@ def repeated(home, *more):
     [
         (["--passes", "3"], "--passes 4, not 3"),
         (["--passes", "0"], "--passes 4, not 0"),
-        (["--repetitions", "1"], "--repetitions 2, not 1"),
         (["--scope", "global"], "--scope layer, not global"),
         (["--staging", "3"], "--staging 2, not 3"),
         (["--layers", "1"], "--layers (all), not 1"),

@@ -18,7 +18,7 @@ from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.hardware.lossless import LosslessCheck
 from oled_sim.hardware.machine import Sizes, build_machine
-from oled_sim.hardware.replay import replay_point, slots_for
+from oled_sim.hardware.replay import PointRun, slots_for
 from oled_sim.policy_spec import parse_policies
 from oled_sim.testing.traces import random_request
 from oled_sim.validation import measured
@@ -26,6 +26,7 @@ from oled_sim.validation.decisions import compare_decisions
 from oled_sim.validation.order import decide_in_order
 from oled_sim.validation.predicted import Basis, policy_of, predict
 from oled_sim.validation.prepared import prepare
+from oled_sim.validation.repetitions import joined
 
 LAYERS, CACHE, BLOCK = 2, 5, 4
 TRUE_TO_TIME = ("staging_peak", "free_bytes")
@@ -80,7 +81,8 @@ def about(costs, spec, *, cache=CACHE, staging=4, repetitions=1, scope="layer"):
 def replay(machine, source, costs, cost, spec, **changes):
     policy, what = about(costs, spec, **changes)
     check = LosslessCheck(machine, cost, 32, 1, 0)
-    return replay_point(machine, source, policy, costs, what, check=check)
+    run = PointRun(machine, source, policy, costs, what, check=check)
+    return functools.reduce(joined, map(run.repeat, range(what.repetitions)), None)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +190,7 @@ def test_times_follow_one_another(replayed):
 def test_a_clairvoyant_is_refused(machine, source, costs):
     policy, what = about(costs, "belady")
     with pytest.raises(UsageError, match="looks into the future"):
-        replay_point(machine, source, policy, costs, what)
+        PointRun(machine, source, policy, costs, what)
 
 
 def test_slots_are_those_of_the_cache_and_of_staging(costs):

@@ -1,7 +1,10 @@
 """Measured points as files, and requests cut short."""
 
+import shutil
+
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from measured_points import GEOMETRY, about_of, save, simulated_point
 
@@ -11,10 +14,16 @@ from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.testing.traces import random_request
 from oled_sim.trace.schema import SIGNALS, Kind
 from oled_sim.validation.measured import (
+    ABOUT,
     EVENTS,
+    NEW,
+    ORDER,
+    ORDER_SCHEMA,
     PASSES,
     Cut,
+    finish_point,
     point_name,
+    read_point,
     read_points,
     unfinished,
     write_point,
@@ -24,6 +33,15 @@ from oled_sim.validation.measured import (
 @pytest.fixture(scope="module")
 def point(trace):
     return simulated_point(trace, "lru", 4, factors=(1.0, 1.1))
+
+
+@pytest.fixture(scope="module")
+def with_order(prefetching):
+    order = pa.Table.from_pylist(
+        [dict.fromkeys(ORDER_SCHEMA.names, 0), dict.fromkeys(ORDER_SCHEMA.names, 1)], ORDER_SCHEMA
+    )
+    about = msgspec.structs.replace(prefetching.about, arrivals_recorded=True)
+    return prefetching._replace(about=about, order=order)
 
 
 class TestCut:
@@ -97,6 +115,41 @@ class TestFiles:
         assert list(unfinished(root)) == [root / point_name(point.about)]
         with pytest.raises(UsageError, match="holds no measured point"):
             read_points(root)
+
+    def test_a_writer_that_fails_leaves_what_was_there(self, point, tmp_path):
+        root = save(tmp_path / "r", point)
+        with pytest.raises(MeasurementError, match="lacks the column"):
+            write_point(
+                root / point_name(point.about),
+                point._replace(events=point.events.drop_columns(["hits"])),
+                force=True,
+            )
+        assert read_points(root)[0].events.equals(point.events)
+
+    def test_what_a_killed_writer_left_is_put_right(self, point, with_order, tmp_path):
+        """Killed before the new point was whole, and in the middle of moving it."""
+        folder = save(tmp_path / "r", point) / point_name(point.about)
+        write_point(tmp_path / "other", with_order)
+        (folder / NEW).mkdir()
+        shutil.copy(tmp_path / "other" / PASSES, folder / NEW)
+        assert list(unfinished(tmp_path / "r")) == []
+        finish_point(folder)
+        assert not (folder / NEW).exists()
+        assert read_point(folder).passes.equals(point.passes)
+        shutil.copytree(tmp_path / "other", folder / NEW)
+        (folder / NEW / PASSES).replace(folder / PASSES)
+        assert len(list((tmp_path / "r").rglob("point.json"))) == 2
+        finish_point(folder)
+        (found,) = read_points(tmp_path / "r")
+        assert found.passes.equals(with_order.passes) and found.order.equals(with_order.order)
+
+    def test_a_point_without_prefetches_takes_the_place_of_one_with(
+        self, point, with_order, tmp_path
+    ):
+        write_point(tmp_path / "p", with_order)
+        assert (tmp_path / "p" / ORDER).exists()
+        write_point(tmp_path / "p", point, force=True)
+        assert sorted(f.name for f in (tmp_path / "p").iterdir()) == [EVENTS, PASSES, ABOUT]
 
     @pytest.mark.parametrize("name", [PASSES, EVENTS])
     def test_a_flipped_bit_is_found(self, point, tmp_path, name):
