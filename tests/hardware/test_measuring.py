@@ -30,6 +30,7 @@ from oled_sim.hardware.measuring.axes import (  # noqa: E402
 from oled_sim.hardware.measuring.batches import BLOCK, Attention  # noqa: E402
 from oled_sim.hardware.measuring.events import Rotation, even_rows  # noqa: E402
 from oled_sim.hardware.measuring.experts import LaneJob, grouped_call  # noqa: E402
+from oled_sim.hardware.measuring.host import over_rounds  # noqa: E402
 from oled_sim.hardware.measuring.layers import LayerTimes, _keep  # noqa: E402
 from oled_sim.hardware.measuring.links import Ring  # noqa: E402
 from oled_sim.hardware.measuring.loads import RepeatedLoad  # noqa: E402
@@ -198,6 +199,18 @@ def test_trials_do_in_every_event_what_they_are_for(trial, hits, copies, on_cpu)
     assert (found["hits"] == hits).all()
     assert (found["demand"] == copies).all()
     assert (found["cpu_misses"] == on_cpu).all()
+
+
+def test_a_disturbed_round_of_trials_counts_as_one_of_many():
+    quiet, disturbed = np.array([10.0, 14.0]), np.array([90.0, 110.0])
+    found = over_rounds([quiet, disturbed, quiet + 2.0])
+    assert found.mean == 14.0  # of 12, 100 and 14
+    assert (found.median, found.repeats) == (15.0, 6)
+
+
+def test_what_takes_less_than_its_parts_adds_nothing():
+    found = over_rounds([np.array([-5.0, 3.0]), np.array([-3.0, 1.0])])
+    assert (found.mean, found.p10, found.p90) == (0.0, 0.0, 3.0)
 
 
 def test_a_load_goes_on_until_it_is_stopped_and_tells_what_went_wrong():

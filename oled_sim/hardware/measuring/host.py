@@ -138,23 +138,34 @@ class HostTrials:
         """Return what the host adds to the parts that ``profile`` holds."""
         costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
         predicted = {name: self._simulated(trial, costs) for name, trial in self._trials.items()}
+        rounds = [
+            self._added(dict(zip(self._found, live, strict=True)), predicted, costs)
+            for live in zip(*self._found.values(), strict=True)
+        ]
+        return Host(**{name: over_rounds([r[name] for r in rounds]) for name in rounds[0]})
+
+    def _added(
+        self, live: dict[str, Live], predicted: dict[str, GroupRecord], costs: LaneCosts
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return what the host added in one round, samples in µs by the names of ``Host``.
+
+        Differences are taken within a round: the machine is another one in the next.
+        """
         hits, copies, jobs, both = (
-            _pooled([self._gaps(name, predicted[name], live, costs) for live in self._found[name]])
+            self._gaps(name, predicted[name], live[name], costs)
             for name in ("hits", "copies", "jobs", "both")
         )
         per_event, per_job = hits.events.mean(), jobs.events.mean()
-        per_prefetch = [
-            _per_prefetch_us(live.record) - _per_prefetch_us(predicted["prefetches"])
-            for live in self._found["prefetches"]
-        ]
-        return Host(
-            per_pass=_quantiles(hits.passes),
-            per_event=_quantiles(hits.events),
-            per_arrival=_quantiles(copies.events - per_event),
-            per_cpu_job=_quantiles(jobs.events - per_event),
-            per_prefetch=_quantiles(np.concatenate([p[WARM_UP:] for p in per_prefetch])),
-            per_cpu_job_beside_copies=_quantiles(both.events - max(per_event, per_job)),
-        )
+        per_prefetch = _per_prefetch_us(live["prefetches"].record)
+        per_prefetch = per_prefetch - _per_prefetch_us(predicted["prefetches"])
+        return {
+            "per_pass": hits.passes,
+            "per_event": hits.events,
+            "per_arrival": copies.events - per_event,
+            "per_cpu_job": jobs.events - per_event,
+            "per_prefetch": per_prefetch[WARM_UP:],
+            "per_cpu_job_beside_copies": both.events - max(per_event, per_job),
+        }
 
     @property
     def _layers(self) -> int:
@@ -196,14 +207,6 @@ class Gaps:
 
     passes: NDArray[np.float64]
     events: NDArray[np.float64]
-
-
-def _pooled(found: Sequence[Gaps]) -> Gaps:
-    """Return the gaps of all rounds of a trial."""
-    return Gaps(
-        np.concatenate([gaps.passes for gaps in found]),
-        np.concatenate([gaps.events for gaps in found]),
-    )
 
 
 def _per_prefetch_us(record: GroupRecord) -> NDArray[np.float64]:
@@ -261,7 +264,12 @@ def _machine(rig: Rig, layers: int) -> Machine:
     return machine
 
 
-def _quantiles(samples: NDArray[np.float64]) -> Quantiles:
-    """Summarise gaps; parts that overlap may take less than their sum, which counts as nothing."""
-    found = spread(np.maximum(samples, 0.0).tolist())
-    return msgspec.structs.replace(found, mean=round(max(0.0, float(samples.mean())), 3))
+def over_rounds(rounds: Sequence[NDArray[np.float64]]) -> Quantiles:
+    """Summarise gaps of several rounds, in µs; what counts is the median of the rounds' means.
+
+    A round in which neighbours of a shared machine disturb it is one of many then. Parts that
+    overlap may take less than their sum, which counts as nothing.
+    """
+    found = spread(np.maximum(np.concatenate(rounds), 0.0).tolist())
+    usual = float(np.median([samples.mean() for samples in rounds]))
+    return msgspec.structs.replace(found, mean=round(max(0.0, usual), 3))
