@@ -2,17 +2,18 @@
 
 On a machine with a GPU, where oled-sim is installed:
 
-    python benchmarks/validation.py --out validation --passes 96
+    python benchmarks/validation.py --out validation --caches 20,60,160
+    python benchmarks/validation.py --out validation --caches 40,100 --requests 2
 
-Every data set is replayed right after a profile of its own, since a machine that others share is
-not as fast at one time as at another; all policies of a data set run in one process. What is there
-already is not run again, so a run that was stopped goes on. Points must come from the machine of
-the profile beside them. A grid that takes longer than a session on such a machine is spread over
-several, each with a part of the grid and a folder of its own::
+All points of a call run in one process and take turns, so that what disturbs a shared machine for a
+while meets one repetition of many. What is there already, profile and repetitions, is not run
+again: a run that was stopped goes on. Points must come from the machine of the profile beside them;
+a grid that takes longer than a session on such a machine is spread over several, each with a part
+of the grid and a folder of its own::
 
-    python benchmarks/validation.py --out a --caches 20,40 --no-report
-    python benchmarks/validation.py --out b --caches 60,100,160 --no-report
-    oled-sim validate a b --out report --profile a/this-machine-mini-gsm8k.toml --profile ...
+    python benchmarks/validation.py --out a --caches 20,60,160 --no-report
+    python benchmarks/validation.py --out b --caches 40,100 --requests 2 --no-report
+    oled-sim validate a b --out report --profile a/this-machine.toml --profile b/this-machine.toml
 """
 
 from __future__ import annotations
@@ -32,27 +33,25 @@ def main() -> None:
     """Run all steps."""
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    profiles = [_measure(args, trace) for trace in args.trace or TRACES]
-    if args.no_report:
-        return
-    known = _repeated("--profile", profiles)
-    _run("validate", args.out, *known, "--out", args.report or args.out / "report", "--force")
-
-
-def _measure(args: argparse.Namespace, trace: str) -> Path:
-    """Profile the machine and replay a data set; return the profile."""
-    data = Path(trace).name
-    profile = args.out / f"{args.name}-{data}.toml"
+    profile = args.out / f"{args.name}.toml"
     if not profile.exists():
         _run("profile", "--geometry", args.geometry, "--name", args.name, "--out", profile)
-    common = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / data]
-    common += ["--passes", args.passes, "--repetitions", args.repetitions, "--trace", trace]
-    common += ["--requests", args.requests, "--cache", args.caches, "--patience", args.patience]
-    common += _repeated("--policy", args.policy or POLICIES)
+    _replay(args, profile)
+    if not args.no_report:
+        report = args.report or args.out / "report"
+        _run("validate", args.out, "--profile", profile, "--out", report, "--force")
+
+
+def _replay(args: argparse.Namespace, profile: Path) -> None:
+    """Run the grid in one process."""
+    asked = ["--geometry", args.geometry, "--profile", profile, "--out", args.out / "points"]
+    asked += ["--passes", args.passes, "--repetitions", args.repetitions]
+    asked += ["--requests", args.requests, "--cache", args.caches, "--patience", args.patience]
+    asked += _repeated("--trace", args.trace or TRACES)
+    asked += _repeated("--policy", args.policy or POLICIES)
     if args.layers:
-        common += ["--layers", args.layers]
-    _run("replay", *common)
-    return profile
+        asked += ["--layers", args.layers]
+    _run("replay", *asked)
 
 
 def _arguments() -> argparse.Namespace:
@@ -60,7 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of profiles and points")
     parser.add_argument("--report", type=Path, help="folder of the report, default: report in OUT")
     parser.add_argument("--geometry", default="llada2.0-mini")
-    parser.add_argument("--name", default="this-machine", help="of all profiles")
+    parser.add_argument("--name", default="this-machine", help="of the profile")
     parser.add_argument("--caches", default=CACHES, help="slots per layer")
     parser.add_argument("--passes", type=int, default=96, help="decode passes of a request")
     parser.add_argument("--repetitions", type=int, default=3)
@@ -78,10 +77,15 @@ def _repeated(option: str, values: Sequence[object]) -> list[object]:
 
 
 def _run(*arguments: object) -> None:
+    """Run a command of oled-sim; stop as it stops."""
     command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
     print("+", *command[1:], flush=True)
-    subprocess.run(command, check=True)
+    if code := subprocess.run(command, check=False).returncode:
+        sys.exit(code)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the command has said what it leaves
+        sys.exit(130)
