@@ -305,6 +305,7 @@ class LivePace:
         """Note what was measured; nothing from here on is on the clock."""
         marks, work, course = self._marks, self._work, self._course
         marks.end_us, marks.decide_us = self._now_us(), self.decide_us
+        marks.kept_waiting_us = self._paused_us - marks.paused_us
         self._note(Step.END)
         marks.prefetches, self._prefetches.finished = self._prefetches.finished, []
         p = int(work[PASS])

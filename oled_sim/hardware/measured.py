@@ -24,13 +24,15 @@ class PassMarks:
 
     ``begin_us``, ``end_us``: from before the embedding until the sampled tokens are on the host.
     ``paused_us``: how long decisions had kept the run waiting before the pass.
-    ``decide_us``: time that the pass's decisions took. ``prefetches``: copies that ended in it.
+    ``decide_us``: time that the pass's decisions took; ``kept_waiting_us``: by how much they kept
+    the lanes waiting. ``prefetches``: copies that ended in it.
     """
 
     begin_us: float
     paused_us: float
     end_us: float = 0.0
     decide_us: float = 0.0
+    kept_waiting_us: float = 0.0
     layers: list[LayerMarks] = field(default_factory=list)
     head: tuple[Mark, Mark] | None = None
     prefetches: Sequence[Copy] = ()

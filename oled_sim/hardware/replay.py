@@ -57,14 +57,16 @@ def no_garbage_collection() -> Iterator[None]:
 
 @dataclass
 class Decisions:
-    """How long the decisions of each pass took, µs."""
+    """How long the decisions of each pass took, and kept the lanes waiting, µs."""
 
     report: Report | None = None
     taken_us: list[float] = field(default_factory=list)
+    paused_us: list[float] = field(default_factory=list)
 
     def note(self, p: int, marks: PassMarks) -> None:
         """Take note of a pass."""
         self.taken_us.append(marks.decide_us)
+        self.paused_us.append(marks.kept_waiting_us)
         if self.report is not None:
             self.report()
 
@@ -138,8 +140,13 @@ class PointRun:
         load_residents(machine, slots, simulation.state.pools.resident)
         for group, batch in requests:
             run = _measure(simulation, machine, slots, group, batch, self._check, self._report)
-            record, decide_us = run.record, np.array(run.decide_us)
-            passes.append(pass_rows(record, repetition=repetition, decide_us=decide_us))
+            record, taken = run.record, run.decisions
+            passes.append(
+                pass_rows(
+                    record, repetition=repetition, decide_us=np.array(taken.taken_us),
+                    paused_us=np.array(taken.paused_us),
+                )
+            )  # fmt: skip
             events.append(event_rows(record, self._layers, repetition=repetition))
             arrivals.append(arrival_rows(run.moments, record, self._layers, repetition))
         order = pa.concat_tables(arrivals)
@@ -188,10 +195,10 @@ def load_residents(machine: ExpertMachine, slots: SlotMap, resident: NDArray[np.
 
 
 class Run(NamedTuple):
-    """A request on the hardware: what was noted, each pass's decisions in µs, and the order."""
+    """A request on the hardware: what was noted, the decisions of its passes, and the order."""
 
     record: GroupRecord
-    decide_us: list[float]
+    decisions: Decisions
     moments: list[Moment]
 
 
@@ -215,4 +222,4 @@ def _measure(
     pace.leave()
     laws.check_cheap(record, simulation.state, simulation.rules)
     laws.check_bytes(record, simulation.expert_bytes)
-    return Run(record, decisions.taken_us, pace.moments)
+    return Run(record, decisions, pace.moments)

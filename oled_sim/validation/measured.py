@@ -50,6 +50,7 @@ PASS_SCHEMA = pa.schema(
         ("context", pa.int32()),
         ("pass_us", pa.float64()),
         ("decide_us", pa.float64()),
+        ("paused_us", pa.float64()),
         *((name, pa.float64()) for name in LANE_COLUMNS),
         *((name, pa.int64()) for name in PASS_COUNTS),
     ]
@@ -58,8 +59,9 @@ PASS_SCHEMA = pa.schema(
 
 ``repetition`` from 0; ``pass_index`` is the number of the pass in its request, prefill included;
 ``kind`` is prefill, denoise or commit. ``pass_us``: from the start of the pass to the end of
-sampling, without ``decide_us``, the time that the policy's decisions took on the host. The rest are
-``PASS_TIMES`` and ``PASS_COUNTS`` of the engine.
+sampling, without ``paused_us``, for which decisions kept all lanes waiting but copies under way.
+``decide_us``: what the policy's decisions took on the host, of which lanes waited for ``paused_us``,
+or not known in files of before it was noted. The rest are ``PASS_TIMES`` and ``PASS_COUNTS`` of the engine.
 """
 
 EVENT_SCHEMA = pa.schema(
@@ -386,7 +388,15 @@ def _table(path: Path, sums: dict[str, str], schema: pa.Schema) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise MeasurementError(f"{path} is no readable Parquet file: {reason}") from None
-    return _fitted(table, schema, str(path))
+    return _fitted(_with_pauses(table, schema), schema, str(path))
+
+
+def _with_pauses(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Add the column that passes lack in files of before it was measured: not known."""
+    name = "paused_us"
+    if name not in schema.names or name in table.column_names:
+        return table
+    return table.append_column(name, pa.array([float("nan")] * len(table)))
 
 
 def _fitted(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:

@@ -82,6 +82,16 @@ def rules_of(about: About) -> Rules:
     )
 
 
+def require_requests(about: About, source: Source) -> None:
+    """Check that a trace has the requests of a point.
+
+    Raises:
+        MeasurementError: it lacks one.
+    """
+    for request in cuts_of(about).keys() - set(source.requests):
+        raise MeasurementError(f"the trace {about.trace.name} holds no request {request}")
+
+
 def predict(about: About, basis: Basis, policy: Policy) -> Prediction:
     """Simulate what a point measured.
 
@@ -89,10 +99,8 @@ def predict(about: About, basis: Basis, policy: Policy) -> Prediction:
         MeasurementError: the trace lacks one of its requests.
         As :func:`oled_sim.engine.runner.simulate`.
     """
-    cuts = cuts_of(about)
-    for request in cuts.keys() - set(basis.source.requests):
-        raise MeasurementError(f"the trace {about.trace.name} holds no request {request}")
-    source = CutSource(basis.source, cuts, about.layers)
+    require_requests(about, basis.source)
+    source = CutSource(basis.source, cuts_of(about), about.layers)
     seen: list[GroupRecord] = []
     simulate_all(
         source,

@@ -15,7 +15,8 @@ from oled_sim.validation.decisions import compare_decisions
 from oled_sim.validation.groups import rankings_of
 from oled_sim.validation.measured import Machine, Point, ProfileUsed, point_name
 from oled_sim.validation.order import InOrder, decide_in_order
-from oled_sim.validation.predicted import Basis, policy_of, predict
+from oled_sim.validation.pauses import predict_point
+from oled_sim.validation.predicted import Basis, policy_of
 from oled_sim.validation.prepared import prepare
 from oled_sim.validation.ranking import Ranking
 from oled_sim.validation.speed import host_speed
@@ -97,7 +98,7 @@ def _order(point: Point) -> tuple[str, int, str, tuple[int, ...]]:
 def _compare(point: Point, basis_for: Callable[[Point, Policy], Basis]) -> Comparison:
     policy = policy_of(point.about)
     basis = basis_for(point, policy)
-    prediction = predict(point.about, basis, policy)
+    prediction = predict_point(point, basis, policy)
     check_tables(point, prediction)
     in_order = _in_order(point, basis)
     decisions = compare_decisions(point, prediction, in_order)

@@ -21,6 +21,7 @@ def pass_rows(
     repetition: int = 0,
     pass_us: NDArray[np.float64] | None = None,
     decide_us: NDArray[np.float64] | None = None,
+    paused_us: NDArray[np.float64] | None = None,
 ) -> pa.Table:
     """Return a row per pass of a request, columns ``PASS_SCHEMA``.
 
@@ -30,6 +31,7 @@ def pass_rows(
         pass_us: float64 [I], time of each pass without decisions; by default from start to end as
             the record says.
         decide_us: float64 [I], time of the policy's decisions; NaN by default.
+        paused_us: float64 [I], for how long they kept the lanes waiting; NaN by default.
     """
     course, trace = record.course, record.batch.members[0].trace
     start_us, end_us = course.pass_times[:, 0], course.pass_times[:, 1]
@@ -43,6 +45,7 @@ def pass_rows(
         "context": trace.context,
         "pass_us": end_us - start_us if pass_us is None else pass_us,
         "decide_us": unknown if decide_us is None else decide_us,
+        "paused_us": unknown if paused_us is None else paused_us,
     }
     times = dict(zip(PASS_TIMES, course.pass_times.T, strict=True))
     columns |= {name: times[name] for name in LANE_COLUMNS}

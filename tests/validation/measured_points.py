@@ -72,6 +72,7 @@ def simulated_point(trace, spec, cache, factors=(1.0,), decide_us=100.0, **chang
             repetition=lambda old, i=i: np.full_like(old, i),
             pass_us=lambda old, f=f: old * f,
             decide_us=lambda old: np.full_like(old, decide_us),
+            paused_us=np.zeros_like,
         )
         for i, f in enumerate(factors)
     ]
