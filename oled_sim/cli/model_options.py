@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oled_sim.cli.options import options
+from oled_sim.cli.options import FloatRange, options
 from oled_sim.errors import OledSimError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ decode_options = options(
     click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True),
     click.option(
         "--threshold",
-        type=click.FloatRange(0, 1),
+        type=FloatRange(0, 1),
         default=0.7,
         show_default=True,
         help="Confidence above which a masked position is accepted.",
@@ -64,11 +64,9 @@ decode_options = options(
         show_default=True,
         help="LLaDA2 decoding rule; 2.1 edits decoded tokens.",
     ),
-    click.option(
-        "--editing-threshold", type=click.FloatRange(0, 1), default=0.9, show_default=True
-    ),
+    click.option("--editing-threshold", type=FloatRange(0, 1), default=0.9, show_default=True),
     click.option("--max-post-steps", type=click.IntRange(min=0), default=16, show_default=True),
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
+    click.option("--temperature", type=FloatRange(min=0), default=0.0, show_default=True),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
     click.option("--ignore-eos", is_flag=True, help="Never choose end-of-text: all new tokens."),
 )

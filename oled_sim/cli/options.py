@@ -24,15 +24,17 @@ def options(*wanted: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def not_nan(_: click.Context, __: click.Parameter, value: float) -> float:
-    """Refuse NaN, which lies within every range of click's because it compares as false.
+class FloatRange(click.FloatRange):
+    """A number in a range. click takes NaN for one of any range, as it compares as false."""
 
-    Raises:
-        click.BadParameter: ``value`` is NaN.
-    """
-    if math.isnan(value):
-        raise click.BadParameter("nan is not a number.")
-    return value
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; refuse text, NaN and what lies outside the range."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail("nan is not a number.", param, ctx)
+        return number
 
 
 policy_option = options(

@@ -14,9 +14,9 @@ import click
 
 from oled_sim.cli.options import (
     DEFAULT_TRACE,
+    FloatRange,
     cache_option,
     cost_options,
-    not_nan,
     options,
     policy_option,
 )
@@ -124,8 +124,7 @@ class Asked(NamedTuple):
 )
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0.0),
-    callback=not_nan,
+    type=FloatRange(min=0.0),
     default=0.0,
     show_default=True,
     metavar="SECONDS",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oled_sim.cli.options import FloatRange
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -50,7 +52,7 @@ Examples:
 )
 @click.option(
     "--spread",
-    type=click.FloatRange(min=0),
+    type=FloatRange(min=0),
     metavar="PERCENT",
     help="Run-to-run spread to assume where a point was run once. Default: unknown.",
 )

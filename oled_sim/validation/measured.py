@@ -59,9 +59,9 @@ PASS_SCHEMA = pa.schema(
 
 ``repetition`` from 0; ``pass_index`` is the number of the pass in its request, prefill included;
 ``kind`` is prefill, denoise or commit. ``pass_us``: from the start of the pass to the end of
-sampling, without ``paused_us``, for which decisions kept all lanes waiting but copies under way.
-``decide_us``: what the policy's decisions took on the host, of which lanes waited for ``paused_us``,
-or not known in files of before it was noted. The rest are ``PASS_TIMES`` and ``PASS_COUNTS`` of the engine.
+sampling, without ``paused_us``. ``decide_us``: what the policy's decisions took on the host;
+``paused_us``: for how much of it all lanes waited, but for copies under way (NaN in files of before
+it was noted). The rest are ``PASS_TIMES`` and ``PASS_COUNTS`` of the engine.
 """
 
 EVENT_SCHEMA = pa.schema(

@@ -102,6 +102,11 @@ def test_files(root, tmp_path):
     assert {name: (folder / name).read_bytes() for name in names} == before
 
 
+def test_a_spread_is_a_number(root):
+    code, out, err = call("validate", root, "--spread", "nan")
+    assert (code, out) == (2, "") and "Invalid value for '--spread': nan is not a number" in err
+
+
 def test_unfinished_points_are_left_out_and_named(root, tmp_path):
     copy = shutil.copytree(root, tmp_path / "r")
     (copy / "oled-c4-gsm-r1" / "point.json").unlink()
