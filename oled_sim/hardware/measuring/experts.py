@@ -107,7 +107,11 @@ def measure_gpu_experts(sweep: Sweep, rig: Rig) -> None:
 
 
 def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
-    """Makespan of the workers by experts × tokens per expert, while this thread polls."""
+    """Makespan of the workers by experts × tokens per expert, while this thread polls.
+
+    One round: neighbours take a shared machine's memory by turns, so this is called again and again
+    between other tables.
+    """
     a = rig.axes.on_cpu
 
     def times(n: int, t: int) -> list[float]:
@@ -122,7 +126,7 @@ def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
 
         return sweep.clock.repeat(sample)
 
-    sweep.grid("cpu_experts", a.experts, a.tokens_per_expert, times)
+    sweep.grid("cpu_experts", a.experts, a.tokens_per_expert, times, rounds=1)
 
 
 def measure_cpu_link(sweep: Sweep, rig: Rig, block: int) -> None:

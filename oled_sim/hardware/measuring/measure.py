@@ -96,12 +96,13 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
     ):
         sweep.seconds["weights"] = round(time.perf_counter() - start, 2)
 
-        def try_host() -> None:
+        def what_varies() -> None:
+            measure_cpu_experts(sweep, rig)
             with sweep.step("host"):
                 trials.run()
 
-        interference = _measure_all(sweep, rig, plan, (lambda: None) if plan.quick else try_host)
-        try_host()
+        interference = _measure_all(sweep, rig, plan, (lambda: None) if plan.quick else what_varies)
+        what_varies()
         profile = _profile(plan, sweep, interference, *_overheads(sweep))
         host = trials.compare(profile)
     sweep.seconds["total"] = round(time.perf_counter() - start, 2)
@@ -128,7 +129,7 @@ def _profile(
 
 
 def _measure_all(sweep: Sweep, rig: Rig, plan: Plan, between: Callable[[], None]) -> Interference:
-    """Fill all tables, with something else between them; return the slow-downs."""
+    """Fill all other tables, with what varies most between them; return the slow-downs."""
     small = plan.quick or not plan.place.cuda
     measure_links(sweep, rig)
     between()
@@ -136,16 +137,14 @@ def _measure_all(sweep: Sweep, rig: Rig, plan: Plan, between: Callable[[], None]
     cache_bytes = SMALL_CACHE_BYTES if small else CACHE_BYTES
     measure_batches(sweep, rig, cache_bytes, 0 if small else L2_MULTIPLE_BYTES)
     between()
-    measure_cpu_experts(sweep, rig)
-    between()
     measure_gpu_experts(sweep, rig)
+    between()
     interference = measure_interference(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
     # After the slow-downs, which once could not be measured with these ways captured before: it
     # seems that on a stream of their own they waited for what another one had queued.
     measure_cpu_link(sweep, rig, block=plan.block)
     between()
-    measure_cpu_experts(sweep, rig)  # again: neighbours take a shared machine's memory by turns
-    measure_h2d(sweep, rig)
+    measure_h2d(sweep, rig)  # again
     return interference
 
 

@@ -23,8 +23,8 @@ Progress = Callable[[str, int, int], None]
 class Sweep:
     """The tables of one profile by name; they fill up as they are measured.
 
-    A table that is measured again pools the samples of both times: what disturbs a machine for
-    seconds then meets one of them.
+    A table that is measured again pools the samples of all times: what disturbs a machine for
+    seconds then meets one of them. Points that take long are measured the first time alone.
 
     Attributes:
         clock: how points are timed.
@@ -43,19 +43,28 @@ class Sweep:
         found = self.visit(name, [(p,) for p in points], time_at)
         self.keep_curve(name, {p: found[(p,)] for p in points})
 
-    def grid(self, name: str, rows: Sequence[int], columns: Sequence[int], time_at: TimeAt) -> None:
-        """Measure a table of two counts; ``time_at(row, column)`` returns samples, or none."""
-        found = self.visit(name, [(r, c) for r in rows for c in columns], time_at)
+    def grid(
+        self, name: str, rows: Sequence[int], columns: Sequence[int], time_at: TimeAt,
+        rounds: int | None = None,
+    ) -> None:  # fmt: skip
+        """Measure a table of two counts; ``time_at(row, column)`` returns samples, or none.
+
+        ``rounds``: over all points, by default the clock's.
+        """
+        found = self.visit(name, [(r, c) for r in rows for c in columns], time_at, rounds)
         self.keep_grid(name, rows, columns, found)
 
-    def visit(self, name: str, keys: Sequence[Key], time_at: TimeAt) -> dict[Key, list[float]]:
+    def visit(
+        self, name: str, keys: Sequence[Key], time_at: TimeAt, rounds: int | None = None
+    ) -> dict[Key, list[float]]:
         """Visit all points in several rounds, and pool the samples of each."""
+        first = len(keys) if name not in self._samples else 0
         samples = self._samples.setdefault(name, {key: [] for key in keys})
-        rounds = self.clock.rounds
+        rounds = rounds or self.clock.rounds
         with self.step(name):
             for i, key in enumerate([*keys] * rounds):
                 found = samples[key]
-                if i < len(keys) or (found and not self.clock.is_long(found)):
+                if i < first or (found and not self.clock.is_long(found)):
                     found += time_at(*key)
                 self.on_progress(name, i + 1, len(keys) * rounds)
         return samples
