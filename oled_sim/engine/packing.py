@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import config, typeof
-from numba.core import cgutils, types
+from numba.core import types
 from numba.core.registry import cpu_target
 from numba.extending import (
     NativeValue,
@@ -42,22 +42,26 @@ class PackedType(types.Type):
         super().__init__(name=f"Packed({values})")
 
 
-class Packed:
+class Packed(int):
     """Values that a kernel gets back by :func:`unpacked`; made by a :class:`Packer`.
 
     Arrays are those of now: what is written to them is seen, that another takes an array's place
     is not. They live at least as long as this.
 
+    As a number it is the address of the values, which a compiled kernel needs nothing else of.
+
     Attributes:
-        values: the values. address: where a kernel finds them, if it is compiled.
+        values: the values.
     """
 
-    __slots__ = ("_memory", "address", "values")
+    values: Any
+    _memory: NDArray[np.int64]
 
-    def __init__(self, values: Any, memory: NDArray[np.int64]) -> None:
-        self.values = values
-        self._memory = memory
-        self.address = memory.ctypes.data
+    def __new__(cls, values: Any, memory: NDArray[np.int64]) -> Packed:
+        """Keep values, and the memory for what numba makes of them."""
+        self = super().__new__(cls, memory.ctypes.data)
+        self.values, self._memory = values, memory
+        return self
 
 
 class Packer:
@@ -75,7 +79,7 @@ class Packer:
             self._store = compiled_for(_store, 0, values)
             self._words = _words_of(values)
         packed = Packed(values, np.zeros(self._words, np.int64))
-        self._store(packed.address, values)
+        self._store(int(packed), values)
         return packed
 
 
@@ -100,10 +104,7 @@ class _PackedModel(models.PrimitiveModel):  # type: ignore[misc]
 
 @unbox(PackedType)
 def _unbox_packed(kind: PackedType, packed: Any, c: Any) -> NativeValue:
-    address = c.pyapi.object_getattr_string(packed, "address")
-    value = c.pyapi.long_as_longlong(address)
-    c.pyapi.decref(address)
-    return NativeValue(value, is_error=cgutils.is_not_null(c.builder, c.pyapi.err_occurred()))
+    return NativeValue(c.pyapi.long_as_longlong(packed))
 
 
 def _pointer(context, builder, address, values):

@@ -558,26 +558,27 @@ class Simulation:
 
         A live host finds everything cold that a decision touches, so that is little here.
         """
-        asked, step, lanes = answers.asked, answers.step, self._scratch[0]
+        (asked, step, admission), lanes = answers, self._scratch[0]
         run_on = partial(self._run_on, course) if self.pace is None else self.pace.run_on
         active = course.offset[course.pass_event[p] : course.pass_event[p + 1] + 1]
         sizes = iter(np.diff(active).tolist())
         while (stop := run_on()) != PASS_ENDED:
-            if stop == DECIDE:
-                try:
+            problem = stop
+            try:
+                if stop == DECIDE:
                     problem = step(asked)
-                except OledSimError:
-                    raise
-                except Exception as error:
-                    raise self._kernel_raised(error, batch, course) from error
-                if problem != 0:
-                    self._locate(batch, course)
-                    self._check(problem)
-                self.decided = lanes[: next(sizes)]
-            elif stop == ARRIVED:
+                    self.decided = lanes[: next(sizes)]
+                elif stop == ARRIVED and admission is not None:
+                    problem = admission(asked)
+            except OledSimError:
+                raise
+            except Exception as error:
+                raise self._kernel_raised(error, batch, course) from error
+            if problem == ARRIVED:
                 self.admit()
-            else:
-                self._check(stop)
+            elif problem != 0:
+                self._locate(batch, course)
+                self._check(problem)
 
     def _check(self, stop: int) -> None:
         """Raise what is wrong with a decision, or with the profile."""
