@@ -248,7 +248,7 @@ class MoEInfinity(Policy):
             tie=self._tie,
             values=self._visits + self._tie,
             executing=self._executing,
-            at=self._executing.any(axis=1).argmax(keepdims=True),
+            at=np.array([self._executing.any(axis=1).argmax()]),
             protected=self._candidates.protected,
             slots=self._candidates.slots,
             counts=running.counts,
