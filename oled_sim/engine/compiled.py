@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.events import admit, advance, ask_prefetches, settle
-from oled_sim.engine.jit import compiled_for, merged, specialised
+from oled_sim.engine.jit import compiled_for, inlined, merged, specialised
 from oled_sim.engine.merge import frozen
 from oled_sim.engine.packing import Packed, Packer, unpacked
 from oled_sim.engine.state import (
@@ -144,14 +144,23 @@ def step_for(decide: Callable[..., Any]) -> Callable[..., int]:
 @merged
 def first_impossible(asked, resident) -> int:
     """Return the first row of float64 [n, 3] that is no (layer, expert, priority), -1 for none."""
+    impossible = 0
+    for i in range(len(asked)):  # to the end, several at a time: the loop has no way out
+        impossible += int(not _possible(asked[i], resident))
+    if impossible > 0:
+        for i in range(len(asked)):
+            if not _possible(asked[i], resident):
+                return i
+    return -1
+
+
+@inlined
+def _possible(row, resident):
     layers, experts = resident.shape
-    wrong = -1
-    for i in range(len(asked) - 1, -1, -1):  # to the end: the loop has no way out
-        layer, expert, priority = asked[i, 0], asked[i, 1], asked[i, 2]
-        good = (layer >= 0) & (layer < layers) & (layer == np.floor(layer))
-        good &= (expert >= 0) & (expert < experts) & (expert == np.floor(expert))
-        wrong = wrong if good & (priority == priority) else i
-    return wrong
+    layer, expert, priority = row[0], row[1], row[2]
+    good = (layer >= 0) & (layer < layers) & (layer == np.floor(layer))
+    good &= (expert >= 0) & (expert < experts) & (expert == np.floor(expert))
+    return good & (priority == priority)
 
 
 @cache

@@ -84,7 +84,6 @@ from oled_sim.engine.state import (
     READY_STAGED,
     READY_TOKENS,
     RUNNING_STAGED,
-    SEQUENCE,
     SHARED,
     SHARED_DUE,
     SHARED_US,
@@ -495,18 +494,16 @@ def _hold_arrival(work, held):
 
 
 @merged
-def enqueue(work, queue, layer, expert, priority):
-    """Queue a prefetch; one that is queued already takes the new priority and a new turn."""
+def enqueue(queue, queued, turn, layer, expert, priority):
+    """Queue a prefetch behind ``queued`` others; one that is there already takes a new turn."""
     row = queue.place[layer, expert]
     if row < 0:
-        row = work[QUEUED]
-        work[QUEUED] += 1
+        row = queued
         queue.place[layer, expert] = row
     queue.entry[row, 0] = layer
     queue.entry[row, 1] = expert
-    queue.entry[row, 2] = work[SEQUENCE]
+    queue.entry[row, 2] = turn
     queue.priority[row] = priority
-    work[SEQUENCE] += 1
 
 
 @lean
