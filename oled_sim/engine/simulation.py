@@ -511,9 +511,13 @@ class Simulation:
         wanted = _NO_PREFETCHES if compiled.prefetch_of(offered) is None else self._wanted
         replaces = bool(self.policy.replaces_queue)
         gate = self._gate_of(batch)
-        self._answers = self._answering.answers(
-            compiled.Asked(self.state, course, gate, offered.own, lanes, scores, wanted, replaces)
+        asked = compiled.Asked(
+            self.state, course, gate, offered.own, lanes, scores, wanted, replaces
         )
+        try:
+            self._answers = self._answering.answers(asked)
+        except Exception as error:  # numba cannot compile it
+            raise self.hooks.raised("the kernel of compiled()", error) from error
 
     def _next_ask(self, course: Course, first: int) -> int:
         """Return the pass before which the policy has a say next, at the latest the last one."""
