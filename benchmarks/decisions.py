@@ -6,7 +6,8 @@ What `oled-sim replay` shows as ``decide``: from each stop of the pace (a gate, 
 arrived) until the engine runs on, summed over a pass. Here the simulated lanes stand in for the
 machine, and times are processor times of the process; history and warm-up run before, as in a
 replay. A live host does other work between decisions and finds its caches cold; so ``--evict``
-goes through that many MiB of memory before each. The best of several runs counts.
+goes through that many MiB of memory before each (several: one after the other). The best of
+several runs counts.
 
 Writes benchmarks/results/<date>-<machine>-decisions.json (``--dry`` does not).
 """
@@ -104,6 +105,7 @@ def measure(simulation: Simulation, counted: Measured, repeat: int, evict: int) 
         simulation.pace = None
         found.append(decodes(counted, pace.decide_us))
         arrivals = pace.arrivals
+    simulation.restore(start)
     best = min(found[1:], key=lambda taken: float(taken.mean())) / 1e3
     return {
         "mean_ms": float(best.mean()),
@@ -125,7 +127,7 @@ def main() -> None:
     parser.add_argument("--cache", default=CACHES)
     parser.add_argument("--passes", type=int, default=60, help="decode passes of the request")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--evict", type=float, default=0.0, help="MiB of memory between decisions")
+    parser.add_argument("--evict", default="0,8", help="MiB of memory between decisions")
     parser.add_argument("--dry", action="store_true", help="write no file")
     given = parser.parse_args()
     costs = load_costs(find_geometry("llada2.0-mini"))
@@ -139,13 +141,15 @@ def main() -> None:
         for spec in given.policy or POLICIES:
             for cache in map(int, given.cache.split(",")):
                 simulation, counted = prepare(source, splits, spec, cache, costs)
-                row = measure(simulation, counted, given.repeat, int(given.evict * 2**20))
-                rows.append({"policy": spec, "trace": trace, "cache": cache, **row})
-                print(
-                    f"{spec:<16}{trace:<16}{cache:>4} {row['mean_ms']:>8.3f} ms, p95"
-                    f" {row['p95_ms']:.3f} ms, {row['arrivals_per_pass']:.1f} arrivals",
-                    flush=True,
-                )
+                for mib in map(float, given.evict.split(",")):
+                    row = measure(simulation, counted, given.repeat, int(mib * 2**20))
+                    where = {"policy": spec, "trace": trace, "cache": cache, "evict_mib": mib}
+                    rows.append({**where, **row})
+                    print(
+                        f"{spec:<16}{trace:<16}{cache:>4}{mib:>4g} MiB {row['mean_ms']:>8.3f} ms,"
+                        f" p95 {row['p95_ms']:.3f} ms, {row['arrivals_per_pass']:.1f} arrivals",
+                        flush=True,
+                    )
     if not given.dry:
         write(given, rows)
 
@@ -157,7 +161,6 @@ def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         "machine": machine(),
         "passes": given.passes,
         "repeat": given.repeat,
-        "evict_mib": given.evict,
         "points": rows,
     }
     name = re.sub(r"[^a-z0-9]+", "-", found["machine"].lower()).strip("-")

@@ -103,7 +103,10 @@ class Candidates:
 
 @lean
 def list_pools(order, start, slots, resident, executing, protected, found):
-    """Protect the first of each layer that its slots hold; return how many are to be copied."""
+    """Protect the first of each layer that its slots hold; return how many are to be copied.
+
+    ``found``: [≥ n, 3] of any kind of numbers, filled as :meth:`Candidates.replace_ordered` says.
+    """
     n = 0
     protected[:] = False
     for x in range(order.shape[0]):

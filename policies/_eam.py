@@ -75,6 +75,7 @@ class EAMCollection:
         self._units = np.zeros((layers, experts, 0))
         self._access = np.zeros(0, np.int64)
         self._orders = np.zeros((0, layers, experts), np.int32)
+        self._ranked = np.zeros((0, layers, experts))
         for eam in persistent:
             self._write(self.size, eam)
 
@@ -131,11 +132,13 @@ class EAMCollection:
         self._units = with_room(self._units, row + 1, axis=2)
         self._access = with_room(self._access, row + 1, axis=0)
         self._orders = with_room(self._orders, row + 1, axis=0)
+        self._ranked = with_room(self._ranked, row + 1, axis=0)
         length = np.sqrt(np.square(eam).sum(axis=1, keepdims=True))
         self._counts[row] = eam
         self._units[:, :, row] = np.divide(eam, length, out=np.zeros_like(eam), where=length > 0)
         self._access[row] = 1
         self._orders[row] = ranked(eam)
+        self._ranked[row] = np.take_along_axis(eam, self._orders[row], axis=1)
         self.size = max(self.size, row + 1)
         self.version += 1
 
@@ -148,8 +151,9 @@ class EAMCollection:
 
     @property
     def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
-        """What kernels read of the rows: units [L, E, n], counts [size, L, E], orders likewise."""
-        return self._units, self.counts, self._orders[: self.size]
+        """What kernels read of the rows: units [L, E, n]; counts, falling, and whose they are,
+        [size, L, E] each."""
+        return self._units, self._ranked[: self.size], self._orders[: self.size]
 
 
 @lean
@@ -166,7 +170,7 @@ def most_like(counts, stale, products, units, first, past, unit, likeness):
         return -1
     for layer in range(len(counts)):
         if stale[layer]:
-            _multiply(counts[layer], units[layer], len(likeness), unit, products[layer])
+            _multiply(counts[layer], units[layer], unit, products[layer])
             stale[layer] = False
     likeness[:] = 0.0
     for layer in range(first, past):
@@ -189,8 +193,11 @@ def _any_count(counts, first, past):
 
 
 @inlined
-def _multiply(counts, units, size, unit, products):
-    """Write the products of a layer's counts, scaled to norm 1, with ``units`` to ``products``."""
+def _multiply(counts, units, unit, products):
+    """Write the products of a layer's counts, scaled to norm 1, with ``units`` to ``products``.
+
+    With the columns for rows to come as well: these are 0, and all together are multiples of 8.
+    """
     products[:] = 0.0
     square = 0.0  # whole numbers, so any order gives the same
     for expert in range(len(counts)):
@@ -199,7 +206,7 @@ def _multiply(counts, units, size, unit, products):
         length = np.sqrt(square)
         for expert in range(len(counts)):
             unit[expert] = counts[expert] / length
-        add_products(units, unit, size, products)
+        add_products(units, unit, len(products), products)
 
 
 def requests_of(event: Event) -> list[int]:

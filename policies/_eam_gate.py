@@ -24,12 +24,13 @@ class Infinity(NamedTuple):
     """What the kernels read. L layers, E experts, n rows of the collection or room for more.
 
     Attributes:
-        visits, tie: float64 [L, E], what experts of a class are compared by.
-        executing, protected: bool [L, E]. slots: int64 [L].
+        visits, tie: float64 [L, E], what experts of a class are compared by. values: their sum.
+        executing, protected: bool [L, E]. at: int64 [1], the one layer in which any executes.
+        slots: int64 [L].
         counts: float64 [L, E], stale: bool [L], products: float64 [L, n], of the running EAM.
-        units: float64 [L, E, n]. eams: float64 [n, L, E]. orders: int32 [n, L, E]. access:
-            int64 [n].
-        likeness: float64 [n], unit: float64 [E], found: int64 [L·E, 3], scratch.
+        units: float64 [L, E, n]. ranked: float64 [n, L, E], the counts of the rows, falling.
+            orders: int32 [n, L, E], whose they are. access: int64 [n].
+        likeness: float64 [n], unit: float64 [E], scratch.
         match: by number. predicts: whether every gate predicts. populates: whether pools were
             filled for the request. by_tokens: what an activation adds to the EAM. most_first:
             whether for a prefetch the most visited leave first.
@@ -37,19 +38,20 @@ class Infinity(NamedTuple):
 
     visits: NDArray[np.float64]
     tie: NDArray[np.float64]
+    values: NDArray[np.float64]
     executing: NDArray[np.bool_]
+    at: NDArray[np.int64]
     protected: NDArray[np.bool_]
     slots: NDArray[np.int64]
     counts: NDArray[np.float64]
     stale: NDArray[np.bool_]
     products: NDArray[np.float64]
     units: NDArray[np.float64]
-    eams: NDArray[np.float64]
+    ranked: NDArray[np.float64]
     orders: NDArray[np.int32]
     access: NDArray[np.int64]
     likeness: NDArray[np.float64]
     unit: NDArray[np.float64]
-    found: NDArray[np.int64]
     match: int
     predicts: bool
     populates: bool
@@ -61,20 +63,20 @@ class Infinity(NamedTuple):
 def decide_infinity(own, gate, v, layer, resident, lanes, scores):
     """Transfer every miss, count the event, and say who leaves first."""
     first = gate.offset[v]
-    own.executing[:] = False
+    own.executing[own.at[0]] = False  # that layer alone: a live host finds the others cold
+    own.at[0] = layer
     for i in range(len(lanes)):
         expert = gate.experts[first + i]
         lanes[i] = 1 - int(resident[expert])
         own.executing[layer, expert] = True
         own.visits[layer, expert] += 1.0
+        own.values[layer, expert] = own.visits[layer, expert] + own.tie[layer, expert]
         own.counts[layer, expert] += np.float64(gate.tokens[first + i]) if own.by_tokens else 1.0
     own.stale[layer] = True
     if own.populates and _any_protected(own):
         _spare_the_list(own, layer, scores)
         return
-    for expert in range(len(scores)):
-        scores[expert] = own.visits[layer, expert] + own.tie[layer, expert]
-    compare_by_class(own.executing[layer], scores, scores)
+    compare_by_class(own.executing[layer], own.values[layer], scores)
 
 
 @merged
@@ -83,16 +85,18 @@ def arrive_infinity(own, layer, resident, scores):
     if own.populates and _any_protected(own):
         _spare_the_list(own, layer, scores)
         return
-    for expert in range(len(scores)):
-        visits = own.visits[layer, expert]
-        scores[expert] = -visits if own.most_first else visits + own.tie[layer, expert]
-    compare_at_arrival(resident[layer], own.protected[layer], scores, scores)
+    if own.most_first:
+        for expert in range(len(scores)):
+            scores[expert] = -own.visits[layer, expert]
+        compare_at_arrival(resident[layer], own.protected[layer], scores, scores)
+        return
+    compare_at_arrival(resident[layer], own.protected[layer], own.values[layer], scores)
 
 
 @merged
 def ask_infinity(own, gate, v, layer, resident, wanted):
     """Find the EAM most like the running one, and list what it has in layers from this one on."""
-    if not own.predicts or len(own.eams) == 0:
+    if not own.predicts or len(own.ranked) == 0:
         return 0
     layers = len(own.visits)
     row = most_like(
@@ -104,13 +108,11 @@ def ask_infinity(own, gate, v, layer, resident, wanted):
     row = max(row, 0)  # nothing to compare: all tie
     own.access[row] += 1
     n = list_pools(
-        own.orders[row, layer:], layer, own.slots, resident, own.executing, own.protected,
-        own.found,
+        own.orders[row, layer:], layer, own.slots, resident, own.executing, own.protected, wanted
     )  # fmt: skip
     for i in range(n):
-        x, expert = own.found[i, 0], own.found[i, 1]
-        wanted[i, 0], wanted[i, 1] = x, expert
-        wanted[i, 2] = (own.eams[row, x, expert] + LIKELY) * (1.0 - (x - layer) / (layers + 1))
+        x, place = int(wanted[i, 0]), int(wanted[i, 2])
+        wanted[i, 2] = (own.ranked[row, x, place] + LIKELY) * (1.0 - (x - layer) / (layers + 1))
     return n
 
 

@@ -242,23 +242,24 @@ class MoEInfinity(Policy):
             return None
         (running,) = self._running.values()
         self._rows.open(running)
-        units, eams, orders = self._rows.arrays
+        units, counts, orders = self._rows.arrays
         own = Infinity(
             visits=self._visits,
             tie=self._tie,
+            values=self._visits + self._tie,
             executing=self._executing,
+            at=np.array([self._executing.any(axis=1).argmax()]),
             protected=self._candidates.protected,
             slots=self._candidates.slots,
             counts=running.counts,
             stale=running.stale,
             products=running.products,
             units=units,
-            eams=eams,
+            ranked=counts,
             orders=orders,
             access=self._rows.access,
             likeness=np.empty(self._rows.size),
             unit=np.empty(self.experts),
-            found=np.empty((self._visits.size, 3), np.int64),
             match=MATCH[self.match_on],
             predicts=predicts,
             populates=self._populates,

@@ -105,6 +105,7 @@ from oled_sim.engine.state import (
     PROBLEM,
     QUEUED,
     REUSED,
+    SEQUENCE,
     SHARED_DUE,
     SHARED_US,
     START,
@@ -628,11 +629,8 @@ def admit(state, scores):
     """Let an arrived prefetch into its pool, or drop it. Return 0 or NAN_SCORE."""
     pools, work = state.pools, state.lanes.work
     layer, expert = state.queue.arrived[0], state.queue.arrived[1]
-    for e in range(len(scores)):
-        if np.isnan(scores[e]):
-            work[PROBLEM] = e
-            return NAN_SCORE
-        pools.score[layer, e] = scores[e]
+    if _note_scores(pools.score[layer], scores) > 0:
+        return _nan_problem(work, scores)
     work[USED] -= 1
     if pools.resident[layer, expert]:
         work[WASTED] += 1
@@ -692,23 +690,29 @@ def change_capacities(pools, work, capacity):
 @lean
 def ask_prefetches(state, wanted, replace):
     """Queue prefetches: float64 [n, 3] of layer, expert, priority; ``replace`` what is queued."""
-    work, queue = state.lanes.work, state.queue
+    work, queue, resident = state.lanes.work, state.queue, state.pools.resident
+    queued, turn, flying = work[QUEUED], work[SEQUENCE], (-1, -1)
+    if work[KIND + H2D] == PREFETCH:
+        flying = work[JOB_LAYER + H2D], work[JOB_EXPERT + H2D]
     if replace:
-        for row in range(work[QUEUED]):
+        for row in range(queued):
             queue.place[queue.entry[row, 0], queue.entry[row, 1]] = -1
-        work[QUEUED] = 0
+        queued = 0
     for i in range(len(wanted)):
         layer, expert = int(wanted[i, 0]), int(wanted[i, 1])
-        if not _on_its_way(state, layer, expert):
-            enqueue(work, queue, layer, expert, wanted[i, 2])
+        on_its_way = layer == flying[0] and expert == flying[1]
+        if resident[layer, expert] or on_its_way or _is_held(work, queue.held, layer, expert):
+            continue  # in vain
+        new = queue.place[layer, expert] < 0
+        enqueue(queue, queued, turn, layer, expert, wanted[i, 2])
+        queued += int(new)
+        turn += 1
+    work[QUEUED], work[SEQUENCE] = queued, turn
 
 
 @inlined
-def _on_its_way(state, layer, expert):
-    """Whether a prefetch would be in vain: resident, in flight, or arrived and held."""
-    work, held = state.lanes.work, state.queue.held
-    if state.pools.resident[layer, expert] or _in_flight(work, layer) == expert:
-        return True
+def _is_held(work, held, layer, expert):
+    """Whether an expert has arrived and waits for the running layer to end."""
     for i in range(work[HELD]):
         if held[i, 0] == layer and held[i, 1] == expert:
             return True

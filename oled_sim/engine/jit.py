@@ -19,7 +19,16 @@ from numba import config, njit, typeof
 from numba.core import types
 from numba.core.caching import FunctionCache
 
-__all__ = ["direct", "inlined", "is_compiled", "kernel", "lean", "merged", "specialised"]
+__all__ = [
+    "compiled_for",
+    "direct",
+    "inlined",
+    "is_compiled",
+    "kernel",
+    "lean",
+    "merged",
+    "specialised",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,6 +143,19 @@ def direct(function: F) -> F:
         return answer
 
     return call  # type: ignore[return-value]
+
+
+def compiled_for(function: F, *args: Any) -> F:
+    """Return the machine code of a kernel for arguments of these types, without calling it.
+
+    It trusts its caller as :func:`direct` does, and there is no Python in between.
+    """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return function
+    kernel_of: Any = function
+    kinds = tuple(typeof(a) for a in args)
+    kernel_of.compile(kinds)
+    return kernel_of.overloads[kinds].entry_point
 
 
 def _entry_point(function: Any, args: tuple[Any, ...]) -> Any:

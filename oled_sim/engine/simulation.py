@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from oled_sim.engine.jit import direct, kernel
 from oled_sim.engine.job_log import JobLog
 from oled_sim.engine.members import Member
 from oled_sim.engine.merge import own
+from oled_sim.engine.packing import Packed
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.state import (
     ARRIVED,
@@ -57,7 +58,7 @@ from oled_sim.engine.state import (
 )
 from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.engine.whatif import LayerTimer
-from oled_sim.errors import OledSimError, ProfileError
+from oled_sim.errors import OledSimError, PolicyError, ProfileError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import (
     Compiled,
@@ -69,7 +70,6 @@ from oled_sim.policy import (
     RequestInfo,
     RequestSummary,
     Setting,
-    asks_for_none,
 )
 from oled_sim.trace.schema import Kind
 
@@ -168,11 +168,10 @@ class Simulation:
         self.pace: Pace | None = None
         self.decided = _NO_LANES
         self._scratch = np.empty(geometry.experts, np.int64), np.zeros(geometry.experts)
-        self._loop: Callable[..., int] | None = None
-        self._decides: tuple[Any, ...] | None = None
-        self._admission: tuple[Callable[..., None], Callable[..., int]] | None = None
+        self._loop: tuple[Callable[..., None], Callable[..., int]] | None = None
         self._gate: tuple[AnyBatch, Gate] | None = None
-        self._offered: Compiled | None = None
+        self._answering: compiled.Answering | None = None
+        self._answers: compiled.Answers | None = None
         self.hooks = Hooks(self.policy, name, geometry.layers, geometry.experts)
         self._cursor = Cursor(self.hooks.fail) if "future" in self.policy.needs else None
         self._future = self._cursor or Withheld(self.hooks.fail)
@@ -305,7 +304,7 @@ class Simulation:
             array[...] = saved
         self.policy = self.hooks.policy = copy.deepcopy(snapshot.policy)
         self._passes_since = snapshot.passes_since
-        self._loop = self._gate = self._open = self._admission = None
+        self._loop = self._gate = self._open = self._answering = self._answers = None
 
     def forget_copies(self) -> None:
         """Drop the prefetch in flight and those that are queued, which hardware has not begun."""
@@ -332,8 +331,9 @@ class Simulation:
             self.pace.enter(self, batch, course)
         while self.work[PASS] < batch.passes:
             self._prepare_pass(batch, int(self.work[PASS]))
-            offered = self._offered = self._compiled() if log is None else None
+            offered = self._compiled() if log is None else None
             if offered is None or self.pace is not None or self._asks_early(offered):
+                self._open_answers(batch, course, offered)
                 self._run_pass(batch, course, log)
             else:
                 self._run_passes(batch, course, offered)
@@ -359,7 +359,7 @@ class Simulation:
             self._reset()
             self._load(self._initial)
             self.hooks.call("clear")
-        course = self._take_over(group, course)
+        course = self._course = self._take_over(group, course)
         if self._cursor is not None:
             nothing = nothing_beyond(len(self.geometry.layers), self.geometry.experts)
             self._cursor.enter(course, int(self.work[USES]), beyond or nothing)
@@ -377,7 +377,7 @@ class Simulation:
     def open_pass(self, batch: AnyBatch, p: int) -> None:
         """Begin pass ``p``: let the policy prefetch, and offer kernels for what follows."""
         self._prepare_pass(batch, p)
-        self._offered = self._compiled()
+        self._open_answers(batch, self._course, self._compiled())
 
     def decide(self, batch: AnyBatch, course: Course) -> NDArray[np.int64]:
         """Let the policy decide at the gate of event ``work[EVENT]``, and settle it.
@@ -388,10 +388,12 @@ class Simulation:
         Raises:
             PolicyError: the decision breaks the contract.
         """
-        if self._offered is not None:
-            self._check(self._step(batch, course, self._offered))
-        else:
+        if self._answers is None:
             self._check(self._decide(batch, course, run_on=False))
+            return self.decided
+        v = int(self.work[EVENT])
+        self._answer(self._answers.step, batch, course)
+        self.decided = self._scratch[0][: course.offset[v + 1] - course.offset[v]]
         return self.decided
 
     def admit(self) -> None:
@@ -400,9 +402,9 @@ class Simulation:
         Raises:
             PolicyError: a score is no number.
         """
-        offered = self._offered
-        if offered is not None and offered.arrive is not None:
-            self._check(self._admit_by(offered.arrive, offered))
+        answers = self._answers
+        if answers is not None and answers.admission is not None:
+            self._answer(answers.admission)
             return
         layer = int(self.state.queue.arrived[0])
         self._check(self._kernels.admit(self.state, self._scores(layer, None)))
@@ -444,14 +446,14 @@ class Simulation:
 
     def _asks_early(self, offered: Compiled) -> bool:
         """Whether anything may be prefetched, at a gate or before a pass."""
-        return _prefetch_of(offered) is not None or self.hooks.overrides["begin_iteration"]
+        return compiled.prefetch_of(offered) is not None or self.hooks.overrides["begin_iteration"]
 
     def _run_passes(self, batch: Batch, course: Course, offered: Compiled) -> None:
         """Run compiled to the next end of a pass at which Python has something to do."""
         hooks, work = self.hooks, self.work
         first = hooks.pass_index = int(work[PASS])
         until = self._next_ask(course, first)
-        loop, gate = self._loop_for(offered, batch, by_gate=False)
+        loop, gate = self._loop_for(offered.decide), self._gate_of(batch)
         work[EQUAL] = int(not offered.scores)
         while True:
             try:
@@ -485,21 +487,37 @@ class Simulation:
         self.hooks.layer = int(course.event_layer[v])
         self.hooks.request = int(batch.owner[batch.rows[v]])
 
-    def _loop_for(
-        self, offered: Compiled, batch: AnyBatch, *, by_gate: bool
-    ) -> tuple[Callable[..., int], Gate]:
-        """Return the loop, or the step, around the policy's kernel, and what that may read."""
-        prefetch = _prefetch_of(offered)
-        if self._loop is None or self._decides != (offered.decide, prefetch, by_gate):
-            if prefetch is not None:
-                made = compiled.asking_step_for(offered.decide, prefetch)
-            else:
-                made = (compiled.step_for if by_gate else compiled.loop_for)(offered.decide)
-            self._loop = direct(made)
-            self._decides = offered.decide, prefetch, by_gate
+    def _loop_for(self, decide: Callable[..., None]) -> Callable[..., int]:
+        """Return the loop around the policy's kernel."""
+        if self._loop is None or self._loop[0] is not decide:
+            self._loop = decide, direct(compiled.loop_for(decide))
+        return self._loop[1]
+
+    def _gate_of(self, batch: AnyBatch) -> Gate:
+        """Return what kernels may read of a batch."""
         if self._gate is None or self._gate[0] is not batch:
             self._gate = batch, compiled.gate_of(batch, self._sees)
-        return self._loop, self._gate[1]
+        return self._gate[1]
+
+    def _open_answers(self, batch: AnyBatch, course: Course, offered: Compiled | None) -> None:
+        """Let the policy's kernels, if it offers any, answer at the gates of a pass."""
+        self._answers = None
+        if offered is None:
+            return
+        self.work[EQUAL] = int(not offered.scores)
+        if self._answering is None or not self._answering.fits(offered):
+            self._answering = compiled.Answering(offered)
+        lanes, scores = self._scratch
+        wanted = _NO_PREFETCHES if compiled.prefetch_of(offered) is None else self._wanted
+        replaces = bool(self.policy.replaces_queue)
+        gate = self._gate_of(batch)
+        asked = compiled.Asked(
+            self.state, course, gate, offered.own, lanes, scores, wanted, replaces
+        )
+        try:
+            self._answers = self._answering.answers(asked)
+        except Exception as error:  # numba cannot compile it
+            raise self.hooks.raised("the kernel of compiled()", error) from error
 
     def _next_ask(self, course: Course, first: int) -> int:
         """Return the pass before which the policy has a say next, at the latest the last one."""
@@ -519,13 +537,15 @@ class Simulation:
     def _run_pass(self, batch: Batch, course: Course, log: JobLog | None) -> None:
         """Run a pass gate by gate; with a pace, the policy's kernel may stand in for its hooks."""
         p = int(self.work[PASS])
+        if self._answers is not None:
+            self._run_answered(p, batch, course, self._answers)
+            self.end_pass(batch, p)
+            return
         stop = self._run_on(course)
         while stop != PASS_ENDED:
             if log is not None:
                 log.drain(p)
-            if stop == DECIDE and self._offered is not None:
-                stop = self._step(batch, course, self._offered) or self._run_on(course)
-            elif stop == DECIDE:
+            if stop == DECIDE:
                 stop = self._decide(batch, course, run_on=True)
             elif stop == ARRIVED:
                 self.admit()
@@ -534,6 +554,35 @@ class Simulation:
         if log is not None:
             log.drain(p)
         self.end_pass(batch, p)
+
+    def _run_answered(
+        self, p: int, batch: Batch, course: Course, answers: compiled.Answers
+    ) -> None:
+        """Run a pass whose decisions kernels make.
+
+        A live host finds everything cold that a decision touches, so that is little here.
+        """
+        (asked, step, admission), lanes = answers, self._scratch[0]
+        run_on = partial(self._run_on, course) if self.pace is None else self.pace.run_on
+        active = course.offset[course.pass_event[p] : course.pass_event[p + 1] + 1]
+        sizes = iter(np.diff(active).tolist())
+        while (stop := run_on()) != PASS_ENDED:
+            problem = stop
+            try:
+                if stop == DECIDE:
+                    problem = step(asked)
+                    self.decided = lanes[: next(sizes)]
+                elif stop == ARRIVED and admission is not None:
+                    problem = admission(asked)
+            except OledSimError:
+                raise
+            except Exception as error:
+                raise self._kernel_raised(error, batch, course) from error
+            if problem == ARRIVED:
+                self.admit()
+            elif problem != 0:
+                self._locate(batch, course)
+                self._check(problem)
 
     def _check(self, stop: int) -> None:
         """Raise what is wrong with a decision, or with the profile."""
@@ -615,36 +664,32 @@ class Simulation:
                 return np.ascontiguousarray(table[layer])
         return scores
 
-    def _step(self, batch: AnyBatch, course: Course, offered: Compiled) -> int:
-        """Let the policy's kernel decide at a gate, and settle it."""
-        step, gate = self._loop_for(offered, batch, by_gate=True)
-        self.work[EQUAL] = int(not offered.scores)
-        v = int(self.work[EVENT])
-        lanes, scores = self._scratch
-        asking = () if _prefetch_of(offered) is None else (self._wanted, self.policy.replaces_queue)
+    def _answer(
+        self,
+        kernel: Callable[[Packed], int],
+        batch: AnyBatch | None = None,
+        course: Course | None = None,
+    ) -> None:
+        """Let the policy's kernel decide, and settle that; ``batch``: at a gate of it."""
+        assert self._answers is not None
         try:
-            problem = step(self.state, course, gate, offered.own, lanes, scores, *asking)
+            problem = kernel(self._answers.asked)
         except OledSimError:
             raise
         except Exception as error:
-            self._locate(batch, course)
-            raise self.hooks.raised("the kernel of compiled()", error) from error
+            raise self._kernel_raised(error, batch, course) from error
         if problem != 0:
-            self._locate(batch, course)
-            return problem
-        self.decided = lanes[: course.offset[v + 1] - course.offset[v]]
-        return 0
+            if batch is not None and course is not None:
+                self._locate(batch, course)
+            self._check(problem)
 
-    def _admit_by(self, arrive: Callable[..., None], offered: Compiled) -> int:
-        """Let the policy's kernel say what an arrival meets, and admit or drop it."""
-        if self._admission is None or self._admission[0] is not arrive:
-            self._admission = arrive, direct(compiled.admission_for(arrive))
-        try:
-            return self._admission[1](self.state, offered.own, self._scratch[1])
-        except OledSimError:
-            raise
-        except Exception as error:
-            raise self.hooks.raised("the kernel of compiled()", error) from error
+    def _kernel_raised(
+        self, error: Exception, batch: AnyBatch | None, course: Course | None
+    ) -> PolicyError:
+        """Return what to raise for an exception in the policy's kernel."""
+        if batch is not None and course is not None:
+            self._locate(batch, course)
+        return self.hooks.raised("the kernel of compiled()", error)
 
     @cached_property
     def _wanted(self) -> NDArray[np.float64]:
@@ -795,11 +840,6 @@ class Simulation:
         raise ProfileError(
             f"profile {costs.profile.name!r} has no time for a job at {self.hooks.where}: {BEYOND}"
         )
-
-
-def _prefetch_of(offered: Compiled) -> Callable[..., int] | None:
-    """Return the kernel that asks for prefetches, None if nothing is ever asked for."""
-    return None if offered.prefetch is asks_for_none else offered.prefetch
 
 
 _NO_LANES, _NO_SCORES = np.empty(0, np.int64), np.empty(0)

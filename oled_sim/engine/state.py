@@ -240,14 +240,14 @@ class Queue(NamedTuple):
 
     Attributes:
         entry: int64 [L·E, 3], layer, expert, sequence number. priority: float64 [L·E].
-        place: int64 [L, E], index into ``entry``, -1 not queued.
+        place: int32 [L, E], index into ``entry``, -1 not queued.
         held: int64 [staging, 2], arrived (layer, expert) that wait for the running layer to end.
         arrived: int64 [2], the arrival that the engine asks about.
     """
 
     entry: NDArray[np.int64]
     priority: NDArray[np.float64]
-    place: NDArray[np.int64]
+    place: NDArray[np.int32]
     held: NDArray[np.int64]
     arrived: NDArray[np.int64]
 
@@ -327,7 +327,7 @@ def new_queue(layers: int, experts: int, staging: int) -> Queue:
     return Queue(
         entry=np.zeros((layers * experts, 3), np.int64),
         priority=np.zeros(layers * experts),
-        place=np.full((layers, experts), -1, np.int64),
+        place=np.full((layers, experts), -1, np.int32),
         held=np.zeros((max(staging, 1), 2), np.int64),
         arrived=np.zeros(2, np.int64),
     )

@@ -84,7 +84,6 @@ from oled_sim.engine.state import (
     READY_STAGED,
     READY_TOKENS,
     RUNNING_STAGED,
-    SEQUENCE,
     SHARED,
     SHARED_DUE,
     SHARED_US,
@@ -158,7 +157,7 @@ def _log_job(work, log, lane, began_us, now_us):
 
 
 @inlined
-def _until_next(slow, busy, left_gpu, left_h2d, left_cpu):
+def until_next(slow, busy, left_gpu, left_h2d, left_cpu):
     """Return the time to the next completion among the busy lanes (a bit set)."""
     wait = np.inf
     if busy & GPU_BIT:
@@ -171,7 +170,7 @@ def _until_next(slow, busy, left_gpu, left_h2d, left_cpu):
 
 
 @inlined
-def _left_after(left, factor, wait):
+def left_after(left, factor, wait):
     """Return what is left of a job after ``wait``; 0 if it ends."""
     return 0.0 if left * factor <= wait + TIE_US else left - wait / factor
 
@@ -214,10 +213,10 @@ def finish_gpu(lanes, queue, tables):
             _start_prefetch(lanes, queue)
         copies = work[KIND + H2D] != IDLE
         busy = GPU_BIT | H2D_BIT if copies else GPU_BIT
-        wait = _until_next(slow, busy, time[LEFT + GPU], time[LEFT + H2D], 0.0)
+        wait = until_next(slow, busy, time[LEFT + GPU], time[LEFT + H2D], 0.0)
         time[NOW] += wait
         time[BUSY + GPU] += wait
-        time[LEFT + GPU] = _left_after(time[LEFT + GPU], slow[GPU, busy], wait)
+        time[LEFT + GPU] = left_after(time[LEFT + GPU], slow[GPU, busy], wait)
         if time[LEFT + GPU] == 0.0:
             time[CRITICAL + GPU] += time[NOW] - time[BEGAN + GPU]
             time[ENDED + GPU] = time[NOW]
@@ -226,7 +225,7 @@ def finish_gpu(lanes, queue, tables):
         if not copies:
             continue
         time[BUSY + H2D] += wait
-        time[LEFT + H2D] = _left_after(time[LEFT + H2D], slow[H2D, busy], wait)
+        time[LEFT + H2D] = left_after(time[LEFT + H2D], slow[H2D, busy], wait)
         if time[LEFT + H2D] == 0.0:
             time[ENDED + H2D] = time[NOW]
             _log_job(work, log, H2D, time[BEGAN + H2D], time[NOW])
@@ -291,11 +290,11 @@ def finish_layer(lanes, queue, tables, whole):
             _credit(time, now, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, chain_cpu)
             break
         busy = int(gpu != IDLE) | int(h2d != IDLE) << H2D | int(cpu != IDLE) << CPU
-        wait = _until_next(slow, busy, left_gpu, left_h2d, left_cpu)
+        wait = until_next(slow, busy, left_gpu, left_h2d, left_cpu)
         now += wait
         if gpu != IDLE:
             busy_gpu += wait
-            left_gpu = _left_after(left_gpu, slow[GPU, busy], wait)
+            left_gpu = left_after(left_gpu, slow[GPU, busy], wait)
             if left_gpu == 0.0:
                 chain_gpu = chain_gpu[0] + (now - max(began_gpu, gate)), chain_gpu[1], chain_gpu[2]
                 ended_gpu = now
@@ -304,7 +303,7 @@ def finish_layer(lanes, queue, tables, whole):
                 gpu = IDLE
         if h2d != IDLE:
             busy_h2d += wait
-            left_h2d = _left_after(left_h2d, slow[H2D, busy], wait)
+            left_h2d = left_after(left_h2d, slow[H2D, busy], wait)
             if left_h2d == 0.0:
                 chain_h2d = chain_h2d[0], chain_h2d[1] + (now - max(began_h2d, gate)), chain_h2d[2]
                 ended_h2d = now
@@ -320,7 +319,7 @@ def finish_layer(lanes, queue, tables, whole):
                     stop = ARRIVED
         if cpu != IDLE:
             busy_cpu += wait
-            left_cpu = _left_after(left_cpu, slow[CPU, busy], wait)
+            left_cpu = left_after(left_cpu, slow[CPU, busy], wait)
             if left_cpu == 0.0:
                 chain_cpu = chain_cpu[0], chain_cpu[1], chain_cpu[2] + (now - max(began_cpu, gate))
                 ended_cpu = now
@@ -495,18 +494,16 @@ def _hold_arrival(work, held):
 
 
 @merged
-def enqueue(work, queue, layer, expert, priority):
-    """Queue a prefetch; one that is queued already takes the new priority and a new turn."""
+def enqueue(queue, queued, turn, layer, expert, priority):
+    """Queue a prefetch behind ``queued`` others; one that is there already takes a new turn."""
     row = queue.place[layer, expert]
     if row < 0:
-        row = work[QUEUED]
-        work[QUEUED] += 1
+        row = queued
         queue.place[layer, expert] = row
     queue.entry[row, 0] = layer
     queue.entry[row, 1] = expert
-    queue.entry[row, 2] = work[SEQUENCE]
+    queue.entry[row, 2] = turn
     queue.priority[row] = priority
-    work[SEQUENCE] += 1
 
 
 @lean

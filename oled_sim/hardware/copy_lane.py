@@ -19,7 +19,7 @@ from oled_sim.hardware.place import Place
 from oled_sim.hardware.slab import Slab
 
 
-@dataclass
+@dataclass(slots=True)
 class Copy:
     """One expert on its way. ``layer``, ``expert``, ``slot``: what goes where."""
 
@@ -90,7 +90,7 @@ class CopyLane:
 
     def _launch(self, copy: Copy, after: Mark | None) -> None:
         assert self._stream is not None
-        if after is not None and after.event is not None:
+        if after is not None and after.event is not None and not after.passed:
             self._stream.wait_event(after.event)
         idle = self._last is None or self._last.passed
         copy.began = self._clock.copy_mark(self._stream) if idle else self._last

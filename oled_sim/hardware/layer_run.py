@@ -264,8 +264,7 @@ class LayerRun:
     def _move_up(self, *, wait: bool = False) -> None:
         """Let arrivals leave staging: for slots that the hits gave up, or once computed."""
         work = self._work
-        hits_done = self._hits_mark is None or wait or self._hits_mark.passed
-        if work[FREED_BY_HITS] and hits_done:
+        if work[FREED_BY_HITS] and (wait or self._hits_mark is None or self._hits_mark.passed):
             work[FREE_BYTES] += work[FREED_BY_HITS]
             work[FREED_BY_HITS] = 0
         while work[WAITING] > 0 and work[FREE_BYTES] >= work[EXPERT_BYTES]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oled_sim.engine.arrivals import Moment, Step
-from oled_sim.engine.events import end_pass, release_held
+from oled_sim.engine.events import end_pass
 from oled_sim.engine.state import (
     APPROACHING,
     ARRIVED,
@@ -164,8 +164,7 @@ class LivePace:
             elif phase == LEAVING:
                 if work[HELD] > 0:
                     self._awaited = self._marks.layers[-1].lanes
-                    release_held(work, self._state.queue)
-                    return self._ask_about(*self._state.queue.arrived.tolist())
+                    return self._ask_about(*self._prefetches.release())
                 self._merge()
             else:
                 if self._head() == ARRIVED:
@@ -239,7 +238,8 @@ class LivePace:
         return arrived
 
     def _ask_about(self, layer: int, expert: int) -> int:
-        self._state.queue.arrived[:] = layer, expert
+        arrived = self._state.queue.arrived
+        arrived[0], arrived[1] = layer, expert
         self._admitting = layer, expert
         self._note(Step.ASK, layer, expert)
         return ARRIVED

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oled_sim.engine.events import end_pass, release_held
+from oled_sim.engine.events import end_pass
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.state import (
     APPROACHING,
@@ -179,8 +179,7 @@ class OffloadedLayers:
         course.counts[v, N_FREE_BYTES] = work[FREE_BYTES]
         work[PHASE] = LEAVING
         while work[HELD] > 0:
-            release_held(work, self._state.queue)
-            self._admit(*self._state.queue.arrived.tolist())
+            self._admit(*self._prefetches.release())
         total = self._activations.merged(from_cpu)
         self.copies += len(marks.copies)
         self._start = marks.end = self._machine.clock.mark()

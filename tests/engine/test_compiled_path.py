@@ -158,6 +158,22 @@ class Astray(LRU):
         return Compiled(decide_lru, split_data(self._setting, "transfer"), False, ask_beyond)
 
 
+@lean
+def ask_nonsense(own, gate, v, layer, resident, wanted):
+    return wanted.nonsense
+
+
+@dataclass
+class Nonsense(LRU):
+    """Offers a kernel that numba cannot compile."""
+
+    def prefetch(self, event):
+        return ()
+
+    def compiled(self):
+        return Compiled(decide_lru, split_data(self._setting, "transfer"), False, ask_nonsense)
+
+
 @dataclass
 class Unspoken(LRU):
     """Prefetches, and offers no kernel that does."""
@@ -173,6 +189,13 @@ def test_prefetches_of_a_kernel_are_checked():
     simulation = Simulation(Astray(), GEOMETRY, COSTS, Budget(cache=3), name="astray")
     batch = make_batch([random_request(np.random.default_rng(1), GEOMETRY)], GEOMETRY, COSTS)
     with pytest.raises(PolicyError, match=r"'astray' at request 0, pass 0, layer 1: .* row 1$"):
+        simulation.run_group(Group("counted", (0,)), batch)
+
+
+def test_a_kernel_that_does_not_compile_is_the_policys_fault():
+    simulation = Simulation(Nonsense(), GEOMETRY, COSTS, Budget(cache=3), name="nonsense")
+    batch = make_batch([random_request(np.random.default_rng(1), GEOMETRY)], GEOMETRY, COSTS)
+    with pytest.raises(PolicyError, match=r"'nonsense' at .*pass 0.* the kernel of compiled\(\)"):
         simulation.run_group(Group("counted", (0,)), batch)
 
 

@@ -18,7 +18,7 @@ from oled_sim.engine.batch import make_batch  # noqa: E402
 from oled_sim.engine.budget import Budget  # noqa: E402
 from oled_sim.engine.rules import Group, Rules  # noqa: E402
 from oled_sim.engine.simulation import Simulation  # noqa: E402
-from oled_sim.engine.state import EVENT_COUNTS  # noqa: E402
+from oled_sim.engine.state import EVENT_COUNTS, PASS_COUNTS  # noqa: E402
 from oled_sim.geometry import GEOMETRIES, CostGeometry, RoutingGeometry  # noqa: E402
 from oled_sim.hardware.measuring import trials  # noqa: E402
 from oled_sim.hardware.measuring.axes import (  # noqa: E402
@@ -283,3 +283,49 @@ def test_everything_is_measured_on_a_gpu():
     assert found.profile.hardware.gpu == torch.cuda.get_device_name()
     assert costs.dense_us(8, 16) > 0
     assert costs.gate_us(8) > 0
+
+
+class ThroughHooks(Simulation):
+    """A simulation that takes no offer."""
+
+    def _compiled(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("trial", "prefetched"),
+    [
+        (trials.Trial(6, 5, 8), 0),
+        (trials.Trial(0, 0, 8, prefetches=True), 5),
+        (trials.Trial(6, 5, 8, prefetches=True), 5),
+    ],
+)
+def test_policies_of_trials_decide_in_kernels_as_in_hooks(trial, prefetched):
+    geometry, costs = RoutingGeometry((1, 2), 64, 4), costs_by_hand(h2d_gb_s=80.0)
+    found = []
+    for kind in (ThroughHooks, Simulation):
+        simulation = kind(
+            trials.policy_of(geometry, trial), geometry, costs,
+            Budget(cache=trials.slots_of(64)), Rules(staging=trials.STAGING),
+        )  # fmt: skip
+        batch = make_batch([trials.request_of(geometry, trial)], geometry, costs)
+        course = simulation.run_group(Group("counted", (0,)), batch).course
+        assert (course.pass_counts[:, PASS_COUNTS.index("prefetched")] >= prefetched).all()
+        arrays = (*course, *simulation.state.pools, *simulation.state.queue)
+        found.append([np.ascontiguousarray(a).tobytes() for a in arrays])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_trials_ask_no_hook_at_a_gate(prefetches, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a hook was called")
+
+    geometry, costs = RoutingGeometry((1, 2), 64, 4), costs_by_hand()
+    trial = trials.Trial(0, 0, 8, prefetches=prefetches)
+    policy = trials.policy_of(geometry, trial)
+    for hook in ("dispatch", "score", "prefetch") if prefetches else ("dispatch",):
+        monkeypatch.setattr(type(policy), hook, refuse)
+    simulation = Simulation(policy, geometry, costs, Budget(cache=trials.slots_of(64)))
+    batch = make_batch([trials.request_of(geometry, trial)], geometry, costs)
+    simulation.run_group(Group("counted", (0,)), batch)

@@ -172,7 +172,9 @@ class HostTrials:
         return len(self._machine.experts.packed)
 
     def _simulated(self, trial: Trial, costs: LaneCosts) -> GroupRecord:
-        return _run(_simulation(self._rig.cost, self._layers, costs, trial), costs, trial)
+        # With a log hooks decide: compiling a whole loop would take longer than these passes do.
+        found = _simulation(self._rig.cost, self._layers, costs, trial, keep_log=True)
+        return _run(found, costs, trial)
 
     def _gaps(self, name: str, predicted: GroupRecord, live: Live, costs: LaneCosts) -> Gaps:
         """Return how a run on the machine differs from the simulated one."""
@@ -216,10 +218,13 @@ def _per_prefetch_us(record: GroupRecord) -> NDArray[np.float64]:
     return (times[:, 1] - times[:, 0]) / np.maximum(started, 1)
 
 
-def _simulation(cost: CostGeometry, layers: int, costs: LaneCosts, trial: Trial) -> Simulation:
+def _simulation(
+    cost: CostGeometry, layers: int, costs: LaneCosts, trial: Trial, *, keep_log: bool = False
+) -> Simulation:
     geometry = RoutingGeometry(tuple(range(1, layers + 1)), cost.experts, cost.top_k)
     budget, rules = Budget(cache=slots_of(cost.experts)), Rules(staging=STAGING)
-    return Simulation(policy_of(geometry, trial), geometry, costs, budget, rules)
+    policy = policy_of(geometry, trial)
+    return Simulation(policy, geometry, costs, budget, rules, keep_log=keep_log)
 
 
 def _run(simulation: Simulation, costs: LaneCosts, trial: Trial) -> GroupRecord:

@@ -1,4 +1,4 @@
-"""Made-up runs that show what the host adds: routes, residents and policies.
+"""Made-up runs that show what the host adds: routes and residents.
 
 Their tokens spread evenly over a set of experts, as many as decode passes activate. Some of them
 are computed on the CPU in every pass; the others stay the same or move on from pass to pass.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.hardware.measuring.rig import SEED
-from oled_sim.policy import Event, Lane, Policy, Prefetch, Setting
+from oled_sim.hardware.measuring.trial_policies import PrefetchAlways, SendMisses
 from oled_sim.trace.builder import RequestBuilder
 from oled_sim.trace.schema import Kind, RequestTrace, TokenState
 
@@ -26,53 +26,8 @@ JOB = 12
 """Experts of a job of the CPU lane."""
 BESIDE = 4
 """Experts that a layer copies beside such a job: they are there long before its sums."""
-QUEUED = 8
-"""Prefetches that a gate of the trial of prefetches asks for: more than can come until the next."""
 WARM_UP = 4
 """Passes that are run first and not counted."""
-
-
-class SendMisses(Policy):
-    """Computes residents where they are, some experts on the CPU, and copies all other misses.
-
-    Args:
-        residents: bool [L, E], what is there at first.
-        on_cpu: bool [L, E], what the CPU computes; none of it is resident.
-    """
-
-    def __init__(self, residents: NDArray[np.bool_], on_cpu: NDArray[np.bool_]) -> None:
-        self._residents, self._on_cpu = residents, on_cpu
-
-    def place(self, setting: Setting) -> NDArray[np.bool_]:
-        """Return the initial residents."""
-        return self._residents
-
-    def dispatch(self, event: Event) -> NDArray[np.int64]:
-        """Return the lane of each activated expert."""
-        missed = np.where(
-            self._on_cpu[event.layer, event.experts], int(Lane.CPU), int(Lane.TRANSFER)
-        )
-        return np.where(event.resident[event.experts], int(Lane.GPU), missed)
-
-
-class PrefetchAlways(SendMisses):
-    """Keeps the copy engine busy with experts of other layers, and lets none of them in."""
-
-    replaces_queue = True
-
-    def prefetch(self, event: Event) -> list[Prefetch]:
-        """Return experts of the next layer that are not there, in a turn that moves on."""
-        layer = (event.layer + 1) % len(self._residents)
-        absent = np.flatnonzero(~self._residents[layer])
-        first = QUEUED * event.pass_index
-        return [
-            Prefetch(layer, int(absent[(first + i) % len(absent)]), -float(i))
-            for i in range(min(QUEUED, len(absent)))
-        ]
-
-    def score(self, layer: int, event: Event | None) -> NDArray[np.float64]:
-        """Return values by which residents stay."""
-        return self._residents[layer].astype(np.float64)
 
 
 @dataclass(frozen=True)
