@@ -28,6 +28,12 @@ class UsageError(OledSimError):
     exit_code = 2
 
 
+class StoppedError(OledSimError):
+    """Ctrl-C or a signal stopped what was under way; the sentence says what is kept of it."""
+
+    exit_code = 130
+
+
 class FileError(OledSimError):
     """A file of the user's (prompts, policies, sizes, code) is damaged or holds something else."""
 

@@ -20,7 +20,7 @@ from oled_sim.cli.model_options import (
     prompts_of,
     require_torch,
 )
-from oled_sim.errors import OledSimError
+from oled_sim.errors import StoppedError
 
 if TYPE_CHECKING:
     from oled_sim.collection import Job, Tally
@@ -104,7 +104,7 @@ def collect(**options: Any) -> None:
             )
         except KeyboardInterrupt:
             rest = f": {again} continues"
-            raise OledSimError(interrupted(out, before, len(job.prompts), rest)) from None
+            raise StoppedError(interrupted(out, before, len(job.prompts), rest)) from None
     _print_summary(tally, out, options["as_json"])
 
 

@@ -270,7 +270,7 @@ def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
     from oled_sim.cli.interrupted import contents, interrupted
     from oled_sim.cli.progress import kernels_of
     from oled_sim.engine.jit import is_compiled
-    from oled_sim.errors import OledSimError
+    from oled_sim.errors import StoppedError
     from oled_sim.offloaded.job import run_job
 
     if not all(map(is_compiled, kernels_of([job.plan.contender.policy]))):
@@ -280,7 +280,7 @@ def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
         return run_job(job, on_pass)
     except KeyboardInterrupt:
         said = interrupted(job.record, before, len(job.prompts), ", all readable")
-        raise OledSimError(said) from None
+        raise StoppedError(said) from None
 
 
 def _texts(job: Job, outcome: Outcome) -> list[str]:
