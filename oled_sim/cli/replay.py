@@ -175,13 +175,14 @@ def replay(
 
         raise OledSimError("replaying needs torch: pip install 'oled-sim[torch]'")
     from oled_sim.cli.cores import require_cores
-    from oled_sim.cli.files import folder_for, require_parent
+    from oled_sim.cli.files import folder_for, require_folder, require_parent
     from oled_sim.cli.replay_inputs import read_inputs
 
     asked = Asked(*(rest.pop(name) for name in Asked._fields))
     inputs = read_inputs(sources, policies, caches, (geometry, profile, extrapolate))
     _require_weights(rest["checkpoint"])
     require_parent(asked.out)
+    require_folder(asked.out)
     require_cores(rest["workers"])
     job = _job(inputs, asked, rest)
     with folder_for(asked.out):

@@ -112,7 +112,10 @@ def _read(source: Traversable) -> Profile:
     try:
         return msgspec.convert(tomllib.loads(source.read_bytes().decode()), Profile)
     except OSError as error:
-        raise UsageError(f"cannot read profile {source}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read profile {source}: {error.strerror}; give the path of a profile, or the"
+            " name of a bundled one"
+        ) from error
     except UnicodeDecodeError as error:
         raise ProfileError(f"profile {source} is not a text file in UTF-8") from error
     except tomllib.TOMLDecodeError as error:

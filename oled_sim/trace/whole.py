@@ -63,7 +63,9 @@ def _make_folder(staging: Path, path: Path) -> None:
     try:
         staging.mkdir(parents=True)
     except OSError as error:  # the user has named `path`, not what is made below it
-        raise UsageError(f"cannot make the trace {path}: {error.strerror}") from None
+        raise UsageError(
+            f"cannot make the trace {path} ({error.strerror}): name another directory"
+        ) from None
 
 
 def _swap(staging: Path, path: Path) -> None:
