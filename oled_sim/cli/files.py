@@ -72,8 +72,7 @@ def require_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise UsageError(f"cannot make the folder {path} ({why}): give another") from None
+        raise NewFile(path).refused(error) from None
     finally:
         may_write = os.access(path, os.W_OK | os.X_OK)
         for folder in made:
