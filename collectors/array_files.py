@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
 
@@ -43,11 +43,12 @@ def open_arrays(path: Path) -> Arrays:
     """Return the arrays of a file; the only one of a .npy file has the name ``routed_experts``.
 
     Raises:
-        TraceError: no such file, another format, or damaged; also when an array is read.
+        UsageError: the name promises another format.
+        TraceError: no such file, or damaged; also when an array is read.
     """
     readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
     if path.suffix not in readers:
-        raise TraceError(f"{path} is none of {', '.join(SUFFIXES)}: name it by what it holds")
+        raise UsageError(f"{path} is none of {', '.join(SUFFIXES)}: name it by what it holds")
     return _guarded(path, lambda: readers[path.suffix](path))
 
 

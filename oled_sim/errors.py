@@ -19,21 +19,39 @@ class OledSimError(Exception):
 
 
 class UsageError(OledSimError):
-    """The call itself is wrong: an unknown name, an impossible value, a contradiction."""
+    """The call itself is wrong, and another call is what mends it.
+
+    An unknown name, an impossible value, a contradiction; a path where nothing is or something of
+    another kind; an output that is there already or cannot be written.
+    """
 
     exit_code = 2
 
 
+class StoppedError(OledSimError):
+    """Ctrl-C or a signal stopped what was under way; the sentence says what is kept of it."""
+
+    exit_code = 130
+
+
+class FileError(OledSimError):
+    """A file of the user's (prompts, policies, sizes, code) is damaged or holds something else."""
+
+
 class TraceError(OledSimError):
-    """A trace is missing, damaged, of another version, or lacks a signal."""
+    """A trace is damaged, of another version, lacks a signal, or could not be written."""
 
 
 class ProfileError(OledSimError):
-    """A hardware profile is missing, damaged, or does not cover what is asked of it."""
+    """A hardware profile is damaged, or does not cover what is asked of it."""
 
 
 class CheckpointError(OledSimError):
-    """A model checkpoint is missing, damaged, or does not match its configuration."""
+    """A model checkpoint is incomplete, damaged, or does not match its configuration."""
+
+
+class PluginError(OledSimError):
+    """A plug-in does not import, or its file holds something else."""
 
 
 class PolicyError(OledSimError):

@@ -95,8 +95,8 @@ def find_geometry(name: str) -> CostGeometry:
     """Return the named cost geometry, or that of a file whose name ends in ``.toml`` or ``.json``.
 
     Raises:
-        UsageError: no such name; the sentence suggests the nearest and lists all. Or the file is
-            no geometry.
+        UsageError: no such name (the sentence suggests the nearest and lists all) or file.
+        FileError: the file is no geometry.
     """
     if name in GEOMETRIES:
         return GEOMETRIES[name]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from oled_sim.errors import CheckpointError, UsageError
+from oled_sim.errors import CheckpointError, FileError, UsageError
 from oled_sim.geometry import CostGeometry
 from oled_sim.model.config import LLaDA2Config
 
@@ -25,7 +25,8 @@ def read_geometry(path: Path) -> CostGeometry:
     than ``config.json``.
 
     Raises:
-        UsageError: the file cannot be read, or lacks or misspells a field.
+        UsageError: the file cannot be read.
+        FileError: it lacks or misspells a field, or no model has such sizes.
     """
     try:
         text = path.read_bytes()
@@ -38,9 +39,9 @@ def read_geometry(path: Path) -> CostGeometry:
         _require_names(fields, path)
         cost = msgspec.convert({"name": path.stem, **fields}, CostGeometry)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"geometry {path} is not valid TOML: {error}") from error
+        raise FileError(f"geometry {path} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
-        raise UsageError(f"geometry {path} breaks the format: {error}") from error
+        raise FileError(f"geometry {path} breaks the format: {error}") from error
     return _checked(cost, path)
 
 
@@ -69,9 +70,9 @@ def _from_config(path: Path, text: bytes) -> CostGeometry:
         config = LLaDA2Config.from_file(path)
         dtype = msgspec.json.decode(text).get("dtype", "bfloat16")
     except CheckpointError as error:
-        raise UsageError(f"geometry {error}") from error
+        raise FileError(f"geometry {error}") from error
     if dtype not in BYTES:
-        raise UsageError(f"geometry {path}: dtype {dtype!r} is none of {', '.join(BYTES)}")
+        raise FileError(f"geometry {path}: dtype {dtype!r} is none of {', '.join(BYTES)}")
     named = path.resolve()
     name = named.parent.name if named.name == "config.json" else named.stem
     return cost_geometry(config, BYTES[dtype], name)
@@ -81,10 +82,10 @@ def _require_names(found: Collection[str], path: Path) -> None:
     """Refuse fields that there are not, then all at once those that are missing."""
     fields = CostGeometry.__dataclass_fields__
     if unknown := set(found) - set(fields):
-        raise UsageError(f"geometry {path} has an unknown field {min(unknown)!r}")
+        raise FileError(f"geometry {path} has an unknown field {min(unknown)!r}")
     needed = (f.name for f in fields.values() if f.default is MISSING and f.name != "name")
     if missing := [name for name in needed if name not in found]:
-        raise UsageError(f"geometry {path} lacks {', '.join(missing)}")
+        raise FileError(f"geometry {path} lacks {', '.join(missing)}")
 
 
 def _checked(cost: CostGeometry, path: Path) -> CostGeometry:
@@ -93,9 +94,9 @@ def _checked(cost: CostGeometry, path: Path) -> CostGeometry:
     for field in CostGeometry.__dataclass_fields__:
         value = getattr(cost, field)
         if field not in may_be_zero and value < 1:
-            raise UsageError(f"geometry {path}: {field} is {value}, but must be at least 1")
+            raise FileError(f"geometry {path}: {field} is {value}, but must be at least 1")
     if wrong := _contradiction(cost):
-        raise UsageError(f"geometry {path}: {wrong}")
+        raise FileError(f"geometry {path}: {wrong}")
     return cost
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oled_sim.errors import UsageError, one_line
+from oled_sim.errors import PluginError, UsageError, one_line
 
 POLICIES = "oled_sim.policies"
 COLLECTORS = "oled_sim.collectors"
@@ -50,7 +50,8 @@ def load(group: str, name: str) -> Any:
             exactly one candidate), or ``path/to/file.py:attr``.
 
     Raises:
-        UsageError: nothing by that name, or it does not import.
+        UsageError: nothing by that name.
+        PluginError: it does not import, or its file holds no class.
     """
     found = {e.name: e for e in _registered(group)}
     if name in found:
@@ -107,12 +108,17 @@ def _load_entry(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except (Exception, SystemExit) as error:
-        raise UsageError(
+        raise PluginError(
             f"plug-in {entry.name!r} ({entry.value}) does not import: {one_line(error)}"
         ) from error
 
 
 def _attribute(module: str, attribute: str) -> Any:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(
+            f"{module!r} is no name of a module: write package.module:{attribute}, or the path of"
+            f" a Python file, as in ./mine.py:{attribute}"
+        )
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -121,7 +127,7 @@ def _attribute(module: str, attribute: str) -> Any:
             f" PYTHONPATH, or give the file itself, as in ./{module.split('.')[0]}.py:{attribute}"
         ) from error
     except (Exception, SystemExit) as error:
-        raise UsageError(f"module {module!r} does not import: {one_line(error)}") from error
+        raise PluginError(f"module {module!r} does not import: {one_line(error)}") from error
     if not hasattr(found, attribute):
         raise UsageError(f"module {module!r} has no attribute {attribute!r}")
     return getattr(found, attribute)
@@ -148,7 +154,7 @@ def _import_path(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{path} does not import: {one_line(error)}") from error
+        raise PluginError(f"{path} does not import: {one_line(error)}") from error
     return module
 
 
@@ -163,7 +169,7 @@ def _single_class(module: ModuleType, name: str) -> Any:
         v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__
     ]
     if not own:
-        raise UsageError(f"{name} defines no class")
+        raise PluginError(f"{name} defines no class")
     if len(own) != 1:
         raise UsageError(f"{name} defines {len(own)} classes: say which, as in {name}:ClassName")
     return own[0]

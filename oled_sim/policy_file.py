@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import FileError, OledSimError, UsageError
 from oled_sim.policy import Policy
 from oled_sim.policy_spec import build_policy, split_spec
 
@@ -39,7 +39,8 @@ def policies_of_file(spec: str) -> dict[str, Policy]:
     """Return the policies that ``path.toml`` or ``path.toml:label`` stands for, by label.
 
     Raises:
-        UsageError: no such file or label; the file is wrong, and where.
+        UsageError: no such file or label.
+        FileError: the file is wrong, and where.
     """
     match = _SPEC.fullmatch(spec)
     assert match is not None, "the caller asked `named_in`"
@@ -56,16 +57,17 @@ def read_policies(path: Path) -> dict[str, Policy]:
     """Return the policies of a TOML file by label, in the order of the file.
 
     Raises:
-        UsageError: the file cannot be read, or a table of it describes no policy.
+        UsageError: the file cannot be read.
+        FileError: a table of it describes no policy.
     """
     found: dict[str, Policy] = {}
     for i, table in enumerate(_tables(path), 1):
         try:
             label, policy = _policy(path, table)
             if label in found:
-                raise UsageError(f"a policy before it is called {label!r} too: give it a label")
-        except UsageError as error:
-            raise UsageError(f"{path}, policy {i}: {error}") from error
+                raise FileError(f"a policy before it is called {label!r} too: give it a label")
+        except OledSimError as error:
+            raise FileError(f"{path}, policy {i}: {error}") from error
         found[label] = policy
     return found
 
@@ -75,25 +77,27 @@ def _tables(path: Path) -> list[Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"no file {path}: give the path of a TOML file with policies") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} is no TOML file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read policies {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FileError(f"{path} is no TOML file: {error}") from None
     unknown = sorted(document.keys() - {"policy"})
     if unknown:
-        raise UsageError(f"{path} holds {unknown[0]!r}: it may hold [[policy]] tables only")
+        raise FileError(f"{path} holds {unknown[0]!r}: it may hold [[policy]] tables only")
     tables = document.get("policy", [])
     if not isinstance(tables, list) or not tables:
-        raise UsageError(f"{path} holds no policy: write a [[policy]] table for each")
+        raise FileError(f"{path} holds no policy: write a [[policy]] table for each")
     return tables
 
 
 def _policy(path: Path, table: Any) -> tuple[str, Policy]:
     if not isinstance(table, dict):
-        raise UsageError(f"{table!r} is no table: write [[policy]] above its keys")
+        raise FileError(f"{table!r} is no table: write [[policy]] above its keys")
     for key in OWN_KEYS:
         if key in table and not (isinstance(table[key], str) and table[key]):
-            raise UsageError(f"{key} = {table[key]!r} is no text")
+            raise FileError(f"{key} = {table[key]!r} is no text")
     if "name" not in table:
-        raise UsageError('there is no name: write name = "lru", or another that --policy takes')
+        raise FileError('there is no name: write name = "lru", or another that --policy takes')
     values = {key: value for key, value in table.items() if key not in OWN_KEYS}
     policy = build_policy(_beside(path, table["name"]), values)
     return table.get("label", _label(table["name"], values)), policy

@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from oled_sim import plugins
-from oled_sim.errors import OledSimError, UsageError, one_line
+from oled_sim.errors import OledSimError, PolicyError, UsageError, one_line
 from oled_sim.policy import Policy, parameters
 from oled_sim.trace.schema import SIGNALS
 
@@ -93,6 +93,8 @@ def load_policy(name: str) -> type[Policy]:
 
     Raises:
         UsageError: no such policy, or something else.
+        PluginError: it does not import.
+        PolicyError: it is no dataclass, needs what no trace has, or hides a hook.
     """
     found = plugins.load(plugins.POLICIES, name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
@@ -100,13 +102,15 @@ def load_policy(name: str) -> type[Policy]:
             f"{name!r} is not a policy: it must be a dataclass derived from oled_sim.policy.Policy"
         )
     if any(isinstance(value, Field) for value in vars(found).values()):
-        raise UsageError(f"{name!r} has parameters but is no dataclass: write @dataclass above it")
+        raise PolicyError(f"{name!r} has parameters but is no dataclass: write @dataclass above it")
     for which, signals in (("needs", found.needs), ("wants", found.wants)):
         if not isinstance(signals, Set):
-            raise UsageError(f"{name!r} has {which} = {signals!r}: write frozenset({{'ids', …}})")
+            raise PolicyError(f"{name!r} has {which} = {signals!r}: write frozenset({{'ids', …}})")
         for signal in sorted(signals - {*SIGNALS, "future"}):
             known = _known(signal, [*SIGNALS, "future"], "signals")
-            raise UsageError(f"{name!r} {which} the signal {signal!r}, which no trace has: {known}")
+            raise PolicyError(
+                f"{name!r} {which} the signal {signal!r}, which no trace has: {known}"
+            )
     _refuse_hidden_hooks(name, found)
     return found
 
@@ -115,7 +119,7 @@ def _refuse_hidden_hooks(name: str, policy: type[Policy]) -> None:
     """Refuse a parameter that has taken a hook's name: the hook could never be called."""
     for field in fields(policy):
         if field.init and callable(getattr(Policy, field.name, None)):
-            raise UsageError(
+            raise PolicyError(
                 f"{name!r} has a parameter called {field.name!r}, which is a hook: write"
                 f" {field.name}_by: … = param(…, name={field.name!r})"
             )

@@ -30,7 +30,7 @@ from oled_sim.engine.runner import Contender, Result, simulate_all
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.source import Source
 from oled_sim.engine.state import N_ACTIVATED, N_HITS, PASS_TIMES
-from oled_sim.errors import UsageError
+from oled_sim.errors import OledSimError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.policy import Policy
 from oled_sim.policy_spec import load_policy, parse_policies
@@ -154,7 +154,7 @@ def installed_bounds() -> dict[str, Policy]:
     for name in plugins.names(plugins.POLICIES):
         try:
             policy = load_policy(name)
-        except UsageError:
+        except OledSimError:
             continue
         if policy.bound != "no":
             specs += [name, *(f"{name}:{v}" for v, values in policy.variants.items() if values)]

@@ -54,6 +54,7 @@ def analyze(
     OLED-MoE paper. docs/analyze.md defines every figure.
     """
     from oled_sim.analysis.output import refuse_existing, write_figures, write_tables
+    from oled_sim.cli.files import require_folder
     from oled_sim.cli.simulating import note_few
     from oled_sim.cli.traces import open_traces
     from oled_sim.errors import UsageError
@@ -66,6 +67,7 @@ def analyze(
     note_few(traces, requests)
     if out is not None:
         refuse_existing(out, force=force)
+        require_folder(out)
     tables = _tables(traces, requests, cold)
     written: list[Path] = []
     if out is not None:

@@ -20,7 +20,7 @@ from oled_sim.cli.model_options import (
     prompts_of,
     require_torch,
 )
-from oled_sim.errors import OledSimError
+from oled_sim.errors import StoppedError
 
 if TYPE_CHECKING:
     from oled_sim.collection import Job, Tally
@@ -72,11 +72,13 @@ def collect(**options: Any) -> None:
     # Small models run thousands of short parallel regions a second. Threads that spin between
     # them make generation many times slower as soon as anything else wants the processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from oled_sim.cli.files import require_folder
     from oled_sim.cli.interrupted import contents, interrupted
     from oled_sim.collection import collect as run
     from oled_sim.collection import make_manifest
     from oled_sim.model.loading import checkpoint_path
 
+    require_folder(options["out"])
     signals = [name for name in SIGNAL_FLAGS if options[name]]
     job = _job(options, signals)
     manifest = make_manifest(
@@ -104,7 +106,7 @@ def collect(**options: Any) -> None:
             )
         except KeyboardInterrupt:
             rest = f": {again} continues"
-            raise OledSimError(interrupted(out, before, len(job.prompts), rest)) from None
+            raise StoppedError(interrupted(out, before, len(job.prompts), rest)) from None
     _print_summary(tally, out, options["as_json"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,6 +58,28 @@ def require_parent(path: Path) -> None:
     """
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder: create it first")
+
+
+def require_folder(path: Path) -> None:
+    """Refuse a folder for results, there or not, that nothing can be written into.
+
+    Raises:
+        UsageError: it is a file, may not be written to, or cannot be made.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: give a folder")
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NewFile(path).refused(error) from None
+    finally:
+        may_write = os.access(path, os.W_OK | os.X_OK)
+        for folder in made:
+            with suppress(OSError):  # not made, or another process has put something there
+                folder.rmdir()
+    if not may_write:
+        raise UsageError(f"{path} may not be written to: give another folder")
 
 
 @contextmanager

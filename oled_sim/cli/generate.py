@@ -133,7 +133,7 @@ def generate(typed: tuple[str, ...], as_json: bool, out: Path | None, **given: A
 
 def _check(given: dict[str, Any], typed: tuple[str, ...], out: Path | None) -> None:
     """Find out before anything is loaded whether the call makes sense."""
-    from oled_sim.cli.files import TABLE, check_files, require_parent
+    from oled_sim.cli.files import TABLE, check_files, require_folder, require_parent
     from oled_sim.errors import UsageError
 
     check_files({"--out": out}, forms={"--out": TABLE}, force=given["force"])
@@ -144,6 +144,7 @@ def _check(given: dict[str, Any], typed: tuple[str, ...], out: Path | None) -> N
         )
     if record is not None:
         require_parent(record)
+        require_folder(record)
     if len(given["policies"]) > 1:
         raise UsageError("a model generates under one policy: give --policy once")
     rows = {"--prompts": given["prompts"], "--skip": given["skip"], "--limit": given["limit"]}
@@ -270,7 +271,7 @@ def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
     from oled_sim.cli.interrupted import contents, interrupted
     from oled_sim.cli.progress import kernels_of
     from oled_sim.engine.jit import is_compiled
-    from oled_sim.errors import OledSimError
+    from oled_sim.errors import StoppedError
     from oled_sim.offloaded.job import run_job
 
     if not all(map(is_compiled, kernels_of([job.plan.contender.policy]))):
@@ -280,7 +281,7 @@ def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
         return run_job(job, on_pass)
     except KeyboardInterrupt:
         said = interrupted(job.record, before, len(job.prompts), ", all readable")
-        raise OledSimError(said) from None
+        raise StoppedError(said) from None
 
 
 def _texts(job: Job, outcome: Outcome) -> list[str]:

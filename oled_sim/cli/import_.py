@@ -16,7 +16,7 @@ from oled_sim.cli.plugin_group import (
     plugin_parameters,
 )
 from oled_sim.cli.share_progress import share_progress
-from oled_sim.errors import OledSimError
+from oled_sim.errors import StoppedError
 
 if TYPE_CHECKING:
     from oled_sim.importing import Importer
@@ -97,7 +97,7 @@ def _import(importer: Importer, file: Path, out: Path, options: dict[str, Any]) 
                 **own,
             )
         except KeyboardInterrupt:
-            raise OledSimError(_interrupted(file, out, before)) from None
+            raise StoppedError(_interrupted(file, out, before)) from None
     _print_summary(manifest, out, options["as_json"])
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from oled_sim import __version__
-from oled_sim.errors import OledSimError
+from oled_sim.cli.stopping import Stop, sigterm_interrupts
+from oled_sim.errors import OledSimError, StoppedError
 
 COMMANDS = {
     "analyze": ("oled_sim.cli.analyze", "Report and plot the locality of traces."),
@@ -87,18 +88,28 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; exit codes are 0, 1 (failed) and 2 (usage)."""
+    """Run the command line.
+
+    Exit codes are 0, 1 (failed), 2 (usage), 130 (Ctrl-C) and 143 (SIGTERM): docs/exit-codes.md.
+    """
+    with sigterm_interrupts() as stop:
+        _main(argv, stop)
+
+
+def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     try:
         cli.main(args=argv, prog_name="oled-sim", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+    except click.exceptions.Exit as ended:
+        sys.exit(ended.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except StoppedError as error:
+        _fail(error, stop.exit_code)
     except OledSimError as error:
         _fail(error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", 1)
+        _fail("interrupted", stop.exit_code)
     except MemoryError:
         _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
     except BrokenPipeError:

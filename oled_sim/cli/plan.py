@@ -125,6 +125,7 @@ def plan(
     from oled_sim.cli.progress import progress
     from oled_sim.costs.lanes import load_costs
     from oled_sim.engine.budget import parse_bytes
+    from oled_sim.planning.accuracy import find_validations
     from oled_sim.planning.answer import Question, answer
     from oled_sim.policy_spec import parse_policies
 
@@ -141,6 +142,8 @@ def plan(
         validation=validation,
     )
     check_files({"--plot": plot}, forms={"--plot": FIGURE}, force=force)
+    if validation is not None:
+        find_validations(validation)
     costs = load_costs(question.model, profile, extrapolate=extrapolate)
     memory = _bytes(gpu_memory) if gpu_memory else costs.profile.hardware.gpu_memory_bytes
     with progress(_kernels(question)) as report:

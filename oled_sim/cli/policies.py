@@ -43,12 +43,12 @@ def policies(name: str | None, as_json: bool) -> None:
 def _installed() -> Iterator[dict[str, Any]]:
     """Yield a description of every registered policy; one that does not load says why."""
     from oled_sim import plugins
-    from oled_sim.errors import UsageError
+    from oled_sim.errors import OledSimError
 
     for name in plugins.names(plugins.POLICIES):
         try:
             yield describe(name)
-        except UsageError as error:
+        except OledSimError as error:
             yield {"name": name, "error": str(error)}
 
 

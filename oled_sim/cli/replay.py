@@ -45,7 +45,8 @@ machine_options = options(
         help="CPU threads that compute experts. Default: the profile's.",
     ),
     click.option(
-        "--checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+        "--checkpoint", type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="FOLDER",
         help="Real weights of this geometry. Default: random ones of the same size.",
     ),
     click.option(
@@ -173,12 +174,14 @@ def replay(
 
         raise OledSimError("replaying needs torch: pip install 'oled-sim[torch]'")
     from oled_sim.cli.cores import require_cores
-    from oled_sim.cli.files import folder_for, require_parent
+    from oled_sim.cli.files import folder_for, require_folder, require_parent
     from oled_sim.cli.replay_inputs import read_inputs
 
     asked = Asked(*(rest.pop(name) for name in Asked._fields))
     inputs = read_inputs(sources, policies, caches, (geometry, profile, extrapolate))
+    _require_weights(rest["checkpoint"])
     require_parent(asked.out)
+    require_folder(asked.out)
     require_cores(rest["workers"])
     job = _job(inputs, asked, rest)
     with folder_for(asked.out):
@@ -187,6 +190,14 @@ def replay(
 
     (print_json if as_json else print_points)(points, asked.out)
     _refuse_losses(points)
+
+
+def _require_weights(checkpoint: Path | None) -> None:
+    """Refuse a folder without weights before any layer is loaded."""
+    from oled_sim.errors import UsageError
+
+    if checkpoint is not None and not any(checkpoint.glob("*.safetensors")):
+        raise UsageError(f"{checkpoint} holds no weights (*.safetensors): name a checkpoint folder")
 
 
 def _job(inputs: Inputs, asked: Asked, rest: dict[str, Any]) -> Job:

@@ -75,6 +75,7 @@ def reproduce(
 
     size, folder = size_and_folder(quick, out)
     claims = load_claims()
+    replays = _replays(measured)
     if not no_run:
         measure(_experiments_of(claims), size, folder, jobs)
     tables = _tables(claims, folder)
@@ -83,7 +84,7 @@ def reproduce(
             f"{folder} holds no table of an experiment: leave --no-run out, or name the folder of"
             " another run with --out"
         )
-    tables |= _replays(measured)
+    tables |= replays
     board = judge_all(claims, tables, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / TABLE, board_table(board), {"size": size, "seed": seed})
@@ -133,12 +134,12 @@ def _replays(folder: Path | None) -> dict[str, pd.DataFrame]:
     """Return the replayed points of the newest validation of each profile, if there are any."""
     import pandas as pd
 
-    from oled_sim.planning.accuracy import find_validations, results_folder
+    from oled_sim.planning.accuracy import find_validations
     from oled_sim.scoreboard.board import replay_table
     from oled_sim.scoreboard.claim import REPLAYS
 
     newest = {}
-    for path, summary in find_validations(folder or results_folder()):
+    for path, summary in find_validations(folder):
         newest[summary["profile"]["name"]] = pd.read_parquet(path / "points.parquet")
     return {REPLAYS: replay_table(list(newest.items()))} if newest else {}
 

@@ -49,8 +49,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile: a bundled one by name, or any file whose name ends in ``.toml``.
 
     Raises:
-        UsageError: no bundled profile by that name; the sentence suggests the nearest.
-        ProfileError: the file is missing, is no TOML, or breaks the format.
+        UsageError: no bundled profile by that name (the sentence suggests the nearest), or no file
+            that can be read.
+        ProfileError: the file is no TOML, or breaks the format.
     """
     name = str(name_or_path)
     if name.endswith(".toml"):
@@ -111,7 +112,10 @@ def _read(source: Traversable) -> Profile:
     try:
         return msgspec.convert(tomllib.loads(source.read_bytes().decode()), Profile)
     except OSError as error:
-        raise ProfileError(f"cannot read profile {source}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read profile {source}: {error.strerror}; give the path of a profile, or the"
+            " name of a bundled one"
+        ) from error
     except UnicodeDecodeError as error:
         raise ProfileError(f"profile {source} is not a text file in UTF-8") from error
     except tomllib.TOMLDecodeError as error:

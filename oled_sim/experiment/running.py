@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +12,7 @@ from oled_sim.errors import CapacityError
 from oled_sim.experiment.base import Experiment, Point, Size
 from oled_sim.experiment.inputs import SyntheticTrace
 from oled_sim.experiment.store import Store
+from oled_sim.workers import worker_processes
 
 Progress = Callable[[int, int], None]
 
@@ -126,18 +124,17 @@ def _perform(
             piece.function(piece.folder, piece.what)
             done += piece.size
         return
-    pool = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
-    )
+    from concurrent.futures.process import BrokenProcessPool
+
     try:
-        submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
-        _wait_for(submitted, lambda done: progress(done, total))
-    except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise _explained(error) from error
-    pool.shutdown()
+        with worker_processes(jobs, _use_one_thread) as pool:
+            submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
+            _wait_for(submitted, lambda done: progress(done, total))
+    except BrokenProcessPool as error:
+        raise CapacityError(
+            "a process that measured was killed, mostly for want of memory: use fewer --jobs;"
+            " points that are finished are kept"
+        ) from error
 
 
 def _wait_for(sizes: Mapping[Future[None], int], report: Callable[[int], None]) -> None:
@@ -149,19 +146,6 @@ def _wait_for(sizes: Mapping[Future[None], int], report: Callable[[int], None]) 
         report(done)
 
 
-def _explained(error: BaseException) -> BaseException:
-    from concurrent.futures.process import BrokenProcessPool
-
-    if isinstance(error, BrokenProcessPool):
-        return CapacityError(
-            "a process that measured was killed, mostly for want of memory: use fewer --jobs;"
-            " points that are finished are kept"
-        )
-    return error
-
-
-def _ignore_interrupts() -> None:
-    """Leave an interrupt to the parent, which ends its children; one thread each is enough."""
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _use_one_thread() -> None:
+    """Leave the cores to the other processes."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")

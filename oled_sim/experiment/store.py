@@ -51,7 +51,9 @@ class Store:
         try:
             (self.folder / PARTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{self.folder} cannot be made: {error.strerror}") from None
+            raise UsageError(
+                f"{self.folder} cannot be made ({error.strerror}): give another folder"
+            ) from None
 
     def key(self, point: Point) -> str:
         """Return the hash of everything that a point's rows depend on.
@@ -134,7 +136,7 @@ class Store:
         if path.exists() and not manifest.exists():
             raise UsageError(
                 f"{path} exists, without {manifest.name}, so it is no result of an experiment:"
-                " give another --out"
+                " give another folder"
             )
 
     def table(self, name: str) -> Path:

@@ -9,6 +9,7 @@ import torch
 
 from oled_sim.errors import CheckpointError, UsageError
 from oled_sim.model.checkpoint import SINGLE_FILE, load_checkpoint
+from oled_sim.model.config import CONFIG_FILE
 from oled_sim.model.llada2 import LLaDA2MoeModelLM
 from oled_sim.model.tokenizer import Tokenizer
 
@@ -20,7 +21,7 @@ def checkpoint_path(name_or_path: str | os.PathLike[str]) -> Path:
     """Return the checkpoint that a user means: a bundled model's name, a folder, or a file.
 
     Raises:
-        UsageError: nothing by that name.
+        UsageError: nothing by that name, or something else than a checkpoint.
         CheckpointError: the bundled model is absent from this installation.
     """
     if name_or_path in BUNDLED:
@@ -35,6 +36,10 @@ def checkpoint_path(name_or_path: str | os.PathLike[str]) -> Path:
     if not path.exists():
         known = ", ".join(BUNDLED)
         raise UsageError(f"no model {str(path)!r}: name a checkpoint folder or one of {known}")
+    if path.is_dir() and not (path / CONFIG_FILE).exists():
+        raise UsageError(f"{path} is no checkpoint: name a folder that holds {CONFIG_FILE}")
+    if not path.is_dir() and path.suffix != ".safetensors":
+        raise UsageError(f"{path} is no checkpoint: name its folder, or a .safetensors file in it")
     return path
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from oled_sim.costs.profile import Profile
-from oled_sim.errors import MeasurementError
+from oled_sim.errors import MeasurementError, UsageError
 
 OFTEN = 0.9
 """Part of the validation's points that took no more than the margin."""
@@ -64,7 +64,7 @@ def find_accuracy(
     """
     if profile.status != "measured":
         return {}
-    matching = [v for v in find_validations(folder or results_folder()) if _is_of(v[1], profile)]
+    matching = [v for v in find_validations(folder) if _is_of(v[1], profile)]
     if not matching:
         return {}
     path, summary = matching[-1]
@@ -72,18 +72,26 @@ def find_accuracy(
     return {policy: _accuracy(path, summary, points, policy) for policy in policies}
 
 
-def find_validations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+def find_validations(folder: Path | None) -> list[tuple[Path, dict[str, Any]]]:
     """Return validations with their summaries, by the day at the end of their folders' names.
 
     Of those of a day, or without one, the one with the most points is last, as the newest.
 
     Args:
-        folder: of a validation, or of several named ``validation-*``.
+        folder: of a validation, or of several named ``validation-*``; None for the repository's,
+            which may be missing.
 
     Raises:
+        UsageError: a folder was given, and there is none in it.
         MeasurementError: a summary cannot be read.
     """
-    paths = sorted([*folder.glob("summary.json"), *folder.glob("validation-*/summary.json")])
+    root = results_folder() if folder is None else folder
+    paths = sorted([*root.glob("summary.json"), *root.glob("validation-*/summary.json")])
+    if folder is not None and not paths:
+        raise UsageError(
+            f"{folder} holds no results of a validation: give the folder that"
+            " `oled-sim validate --out` wrote to"
+        )
     found = [(path.parent, _summary(path)) for path in paths]
     return sorted(found, key=lambda v: (_day(v[0]), len(v[1].get("points", ()))))
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import FileError, UsageError
 
 __all__ = [
     "DEFAULT_TEMPLATES",
@@ -63,7 +63,7 @@ def read_templates(checkpoint: Path) -> Mapping[str, str]:
     """Return the prompt templates of a checkpoint folder, else :data:`DEFAULT_TEMPLATES`.
 
     Raises:
-        UsageError: the file is there but is not a JSON object of strings.
+        FileError: the file is there but is not a JSON object of strings.
     """
     path = checkpoint / TEMPLATES_FILE
     if not path.is_file():
@@ -71,7 +71,7 @@ def read_templates(checkpoint: Path) -> Mapping[str, str]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} is not a JSON object of templates: {error}") from None
+        raise FileError(f"{path} is not a JSON object of templates: {error}") from None
 
 
 def make_prompt(text: str, number: int, templates: Mapping[str, str]) -> Prompt:
@@ -108,8 +108,8 @@ def read_prompts(
             row).
 
     Raises:
-        UsageError: no such file, a line that is not a JSON object, or a row without a known
-            field; the sentence names file and line.
+        UsageError: no such file, nothing left of it, or a row without a known field.
+        FileError: no text, or a line that is not a JSON object; the sentence names file and line.
     """
     with _open(path) as lines:
         try:
@@ -117,7 +117,7 @@ def read_prompts(
                 islice(_objects(lines, path), skip, None if limit is None else skip + limit)
             )
         except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be read as text: {error}") from None
+            raise FileError(f"{path} cannot be read as text: {error}") from None
     if not rows:
         raise UsageError(f"{path} holds no prompts after skipping {skip}")
     return [Prompt(row, _render(fields, templates, path, row)) for row, fields in rows]
@@ -137,9 +137,9 @@ def _objects(lines: IO[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UsageError(f"{path} line {number + 1} is not JSON: {error.msg}") from None
+            raise FileError(f"{path} line {number + 1} is not JSON: {error.msg}") from None
         if not isinstance(value, dict):
-            raise UsageError(f"{path} line {number + 1} is not a JSON object")
+            raise FileError(f"{path} line {number + 1} is not a JSON object")
         yield number, value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from oled_sim.errors import OledSimError
+from oled_sim.errors import FileError
 from oled_sim.synthesis.parameters import COUPLINGS, DataSet
 
 SHARES = frozenset({
@@ -44,20 +44,20 @@ def check_values(data: DataSet, path: object) -> None:
     """Refuse parameters that no routing can have.
 
     Raises:
-        OledSimError: a value is not finite or out of its range, or a relation is missing or
+        FileError: a value is not finite or out of its range, or a relation is missing or
             unknown; the sentence names the parameter.
     """
     for name, value in _numbers(msgspec.to_builtins(data), ""):
         low, high = RANGES.get(name.rpartition(".")[2], (-1e6, 1e12))
         if not (math.isfinite(value) and low <= value <= high):
-            raise OledSimError(f"{path}: {name} = {value:g} must lie between {low:g} and {high:g}")
+            raise FileError(f"{path}: {name} = {value:g} must lie between {low:g} and {high:g}")
     if data.top_k > data.experts:
-        raise OledSimError(f"{path}: top_k = {data.top_k} exceeds experts = {data.experts}")
+        raise FileError(f"{path}: top_k = {data.top_k} exceeds experts = {data.experts}")
     for unknown in sorted(set(data.couplings) - set(COUPLINGS)):
         known = ", ".join(COUPLINGS)
-        raise OledSimError(f"{path}: couplings.{unknown} is no relation: known are {known}")
+        raise FileError(f"{path}: couplings.{unknown} is no relation: known are {known}")
     for missing in sorted(set(COUPLINGS) - {"none"} - set(data.couplings)):
-        raise OledSimError(f"{path}: the relation couplings.{missing} is missing")
+        raise FileError(f"{path}: the relation couplings.{missing} is missing")
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from oled_sim.synthesis.request import Recipe, make_request, prompt_tokens
 from oled_sim.trace.manifest import Decode, Manifest, Model, Prompts, RequestEntry, Runtime
 from oled_sim.trace.schema import SIGNALS
 from oled_sim.trace.writer import TraceWriter, write_files
+from oled_sim.workers import worker_processes
 
 FITTED = "fitted"
 """The model that means: of the size of the trace that the data set was fitted on."""
@@ -164,6 +164,7 @@ def _mapper(jobs: int) -> Iterator[Callable[..., Iterator[RequestEntry]]]:
     if jobs <= 1:
         yield map
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield pool.map
+    with worker_processes(jobs) as pool:
+        # Not pool.map: stopped, it cancels what the pool's own thread then finds cancelled, and
+        # that thread ends with a traceback.
+        yield lambda work, requests: map(Future.result, [pool.submit(work, r) for r in requests])

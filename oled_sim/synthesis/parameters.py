@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from oled_sim.errors import OledSimError, UsageError
+from oled_sim.errors import FileError, UsageError
 
 Coupling = Literal["measured", "none", "positive"]
 """How confidence bears on route stability: as in the trace fitted, not at all, or strongly."""
@@ -219,8 +219,9 @@ def load_data_set(name: str) -> DataSet:
     """Read the parameters of a data set, or of any ``.toml`` file.
 
     Raises:
-        UsageError: no such data set; the sentence suggests the nearest.
-        OledSimError: the file is missing or breaks the format.
+        UsageError: no such data set (the sentence suggests the nearest), or no file that can be
+            read.
+        FileError: the file breaks the format.
     """
     if name.endswith(".toml"):
         from oled_sim.synthesis.checking import check_values
@@ -239,11 +240,11 @@ def _read(path: Any) -> DataSet:
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), DataSet)
     except OSError as error:
-        raise OledSimError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise OledSimError(f"{path} is not a text file in UTF-8") from None
+        raise FileError(f"{path} is not a text file in UTF-8") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise OledSimError(f"{path} holds no synthesis parameters: {error}") from None
+        raise FileError(f"{path} holds no synthesis parameters: {error}") from None
 
 
 def to_toml(data: DataSet) -> str:

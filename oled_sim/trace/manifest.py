@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.trace.files import sha256_hex, table_path, write_atomic
 from oled_sim.trace.schema import SCHEMA_VERSION, SIGNALS, TABLES
@@ -268,17 +268,18 @@ def load_manifest(path: Path) -> Manifest:
     """Read the manifest of the trace in directory ``path``.
 
     Raises:
-        TraceError: no directory, no manifest, or see :func:`decode_manifest`.
+        UsageError: no directory, or one without a manifest: something else was named.
+        TraceError: see :func:`decode_manifest`.
     """
     if not path.exists():
-        raise TraceError(f"no trace at {path}: there is no such directory")
+        raise UsageError(f"no trace at {path}: there is no such directory")
     if not path.is_dir():
-        raise TraceError(f"{path} is a file: a trace is a directory that holds {MANIFEST}")
+        raise UsageError(f"{path} is a file: a trace is a directory that holds {MANIFEST}")
     file = path / MANIFEST
     try:
         return decode_manifest(file.read_bytes(), str(file))
     except FileNotFoundError:
-        raise TraceError(f"{path} is not a trace: it holds no {MANIFEST}") from None
+        raise UsageError(f"{path} is not a trace: it holds no {MANIFEST}") from None
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror}") from None
 

@@ -134,8 +134,8 @@ def open_trace(source: str | Path, *, verify: bool = True) -> Trace:
         verify: check the SHA-256 of every file read; page checksums are checked regardless.
 
     Raises:
-        UsageError: a text that is neither a path nor the name of a bundled trace.
-        TraceError: nothing there, not a trace, damaged, another version, or without requests.
+        UsageError: neither a trace's directory nor the name of a bundled trace.
+        TraceError: a trace that is damaged, of another version, or without requests.
 
     Where a writer that was to replace the trace was killed too soon, the old one is opened.
     """

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.trace.manifest import MANIFEST, load_manifest
 from oled_sim.trace.schema import TABLES
 
@@ -63,5 +63,5 @@ def holds_requests(path: Path) -> bool:
     """Whether there is a trace with a finished request at ``path``."""
     try:
         return bool(load_manifest(path).requests)
-    except TraceError:
+    except (TraceError, UsageError):
         return False

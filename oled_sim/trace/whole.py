@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.trace.files import sync_directory
 from oled_sim.trace.manifest import MANIFEST, Manifest
 from oled_sim.trace.replaced import give_back_files, move
@@ -38,7 +38,8 @@ def whole_trace(
         overwrite: replace a trace that is there; files of the user stay.
 
     Raises:
-        UsageError: ``path`` holds something and ``overwrite`` is not given, or it is no trace.
+        UsageError: ``path`` holds something and ``overwrite`` is not given, or it is no trace, or
+            nothing can be made there.
         TraceError: the file system refuses.
     """
     staging = path / STAGING
@@ -46,6 +47,7 @@ def whole_trace(
     refuse_occupied(path, allowed=overwrite)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
+        _make_folder(staging, path)
         with TraceWriter(staging / "new", manifest) as writer:
             yield writer
         if writer.finished:
@@ -55,6 +57,15 @@ def whole_trace(
         for folder in made:
             with suppress(OSError):  # not empty: the trace is there
                 folder.rmdir()
+
+
+def _make_folder(staging: Path, path: Path) -> None:
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:  # the user has named `path`, not what is made below it
+        raise UsageError(
+            f"cannot make the trace {path} ({error.strerror}): name another directory"
+        ) from None
 
 
 def _swap(staging: Path, path: Path) -> None:

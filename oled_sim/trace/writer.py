@@ -200,7 +200,9 @@ class TraceWriter:
             for name in TABLES:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TraceError(f"{self.path} cannot be made: {error.strerror}") from None
+            raise UsageError(
+                f"cannot make the trace {self.path} ({error.strerror}): name another directory"
+            ) from None
 
     def _prepare_existing(self, overwrite: bool) -> None:
         if overwrite:

@@ -139,7 +139,7 @@ def test_an_interrupt_keeps_finished_points_and_leaves_no_process(tmp_path):
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the children get it too
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert err.strip().endswith("Error: interrupted")
     finished = list(out.glob("parts/*.parquet"))
     assert finished

@@ -178,7 +178,7 @@ def test_package_that_does_not_load_does_not_hide_the_others(install):
     assert "allocate_every=5" in out
     assert "RuntimeError" in listed()["fallen"]["error"]
     code, out, err = policies("fallen")
-    assert (code, out) == (2, "")
+    assert (code, out) == (1, "")
     assert err.count("\n") == 1 and "RuntimeError: fell over" in err
 
 

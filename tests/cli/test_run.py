@@ -228,7 +228,7 @@ NANO = Path(oled_sim.__file__).parent / "model" / "assets" / "nano" / "config.js
         (["--policy", "lru", "--cache", 4, "--warmup", 9], 2, "leaves none to count"),
         (["--policy", "lru", "--cache", 4, "--geometry", "llada2.0-mino"], 2, "did you mean"),
         (["--policy", "lru", "--cache", 4, "--geometry", NANO], 2, "give one with --profile"),
-        (["--policy", "lru", "--cache", 4, "--profile", "no.toml"], 1, "no.toml"),
+        (["--policy", "lru", "--cache", 4, "--profile", "no.toml"], 2, "no.toml"),
         (["--policy", "lru", "--cache", 4, "--out", "/nowhere/x.parquet"], 2, "is no folder"),
     ],
 )

@@ -385,7 +385,7 @@ def test_policies_of_a_toml_file(trace, folder):
 def test_unknown_parameter_of_a_toml_file_is_one_sentence(trace, folder):
     (folder / "grid.toml").write_text('[[policy]]\nname = "oled"\nallocate_evry = 1\n')
     code, out, err = run("--trace", trace, "--cache", 4, "--policy", "grid.toml")
-    assert (code, out) == (2, "")
+    assert (code, out) == (1, "")
     assert err.startswith("Error: grid.toml, policy 1: policy 'oled' has no parameter")
     assert "did you mean 'allocate_every'? parameters are psi, stale, " in err
     assert err.count("\n") == 1

@@ -85,7 +85,7 @@ def test_validate_lists_every_damaged_request(path, tmp_path):
 @pytest.mark.parametrize("command", ["info", "validate"])
 @pytest.mark.parametrize(
     ("name", "code", "message"),
-    [("nowhere", 2, "no trace 'nowhere'"), ("file", 1, "is a file"), ("empty", 1, "no manifest")],
+    [("nowhere", 2, "no trace 'nowhere'"), ("file", 2, "is a file"), ("empty", 2, "no manifest")],
 )
 def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, command, name, code, message):
     (tmp_path / "file").write_text("text")

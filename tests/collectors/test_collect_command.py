@@ -139,7 +139,7 @@ def test_an_interrupted_run_continues(tmp_path, checkpoint):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "the same command continues" in error and "Traceback" not in error
     done = len(open_trace(out).requests)
     assert 0 < done < 400

@@ -239,7 +239,7 @@ def test_a_header_that_is_no_python_is_refused(tmp_path):
 
 def test_other_suffixes_are_refused(tmp_path):
     (tmp_path / "routed.pt").write_bytes(b"")
-    with pytest.raises(TraceError, match=r"is none of \.npy, \.npz, \.safetensors"):
+    with pytest.raises(UsageError, match=r"is none of \.npy, \.npz, \.safetensors"):
         import_routed_experts(tmp_path / "routed.pt", tmp_path / "trace")
 
 

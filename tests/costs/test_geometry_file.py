@@ -11,7 +11,7 @@ import pytest
 
 import oled_sim.model
 from oled_sim.costs.synthetic import affine_profile
-from oled_sim.errors import ProfileError, UsageError
+from oled_sim.errors import FileError, ProfileError, UsageError
 from oled_sim.geometry import GEOMETRIES, find_geometry
 
 MINI = GEOMETRIES["llada2.0-mini"]
@@ -56,7 +56,7 @@ def test_a_published_configuration_is_a_geometry():
     ],
 )
 def test_a_file_that_is_no_geometry_gets_one_sentence(tmp_path, changes, message):
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(FileError, match=message) as refused:
         find_geometry(write(tmp_path / "mine.toml", **changes))
     assert "\n" not in str(refused.value)
 
@@ -73,11 +73,11 @@ def test_the_documented_file_is_a_geometry_and_every_field_is_documented(tmp_pat
     assert re.findall(r"`(\w+)`", " ".join(rows)) == list(MINI.__dataclass_fields__)
 
 
-def test_a_missing_file_and_a_foreign_configuration_are_usage_errors(tmp_path):
+def test_a_missing_file_and_a_foreign_configuration_are_told_apart(tmp_path):
     with pytest.raises(UsageError, match="cannot read geometry"):
         find_geometry(str(tmp_path / "none.toml"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UsageError, match="not a LLaDA2"):
+    with pytest.raises(FileError, match="not a LLaDA2"):
         find_geometry(str(tmp_path / "config.json"))
 
 

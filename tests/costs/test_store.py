@@ -64,7 +64,7 @@ def test_unknown_name_suggests_the_nearest():
 
 
 def test_missing_file_is_one_sentence(tmp_path):
-    with pytest.raises(ProfileError, match=r"cannot read profile .*none\.toml: No such file"):
+    with pytest.raises(UsageError, match=r"cannot read profile .*none\.toml: No such file"):
         load_profile(tmp_path / "none.toml")
 
 

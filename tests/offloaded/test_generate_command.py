@@ -256,7 +256,7 @@ def test_an_interrupt_leaves_finished_requests(tmp_path, checkpoint):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "interrupted with" in error and "all readable" in error and "Traceback" not in error
     assert call("trace", "validate", out) == 0
 

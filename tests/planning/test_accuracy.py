@@ -8,8 +8,9 @@ import pytest
 
 from oled_sim.costs.store import load_profile
 from oled_sim.costs.synthetic import affine_profile
-from oled_sim.errors import MeasurementError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.geometry import find_geometry
+from oled_sim.planning import accuracy
 from oled_sim.planning.accuracy import find_accuracy
 
 MINI = find_geometry("llada2.0-mini")
@@ -59,8 +60,11 @@ def test_what_was_not_measured_has_no_accuracy(tmp_path):
     assert find_accuracy(affine_profile(MINI), ["lru"], tmp_path) == {}
 
 
-def test_no_validation_is_no_error(tmp_path):
-    assert find_accuracy(MEASURED, ["lru"], tmp_path / "nothing") == {}
+def test_no_validation_is_an_error_only_where_one_was_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "results_folder", lambda: tmp_path / "nothing")
+    assert find_accuracy(MEASURED, ["lru"]) == {}
+    with pytest.raises(UsageError, match="holds no results of a validation"):
+        find_accuracy(MEASURED, ["lru"], tmp_path)
 
 
 def test_a_damaged_validation_is_said(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import PluginError, PolicyError, UsageError
 from oled_sim.policies.lfu import LFU
 from oled_sim.policies.oled import OLED
 from oled_sim.policy_spec import parse_policy
@@ -67,7 +67,7 @@ def test_module():
         ("json:JSONDecoder", "is not a policy"),
         ("oled_sim.policies.lfu:Nothing", "has no attribute 'Nothing'"),
         ("./nowhere.py", "no file nowhere.py"),
-        ("./:x", "module './' does not import"),
+        ("./:x", "'./' is no name of a module"),
         ("", "unknown policy ''"),
     ],
 )
@@ -109,6 +109,12 @@ def test_parameters_with_several_values(mine):
     with pytest.raises(UsageError, match=r"cannot take xs=1/two .*: give values such as 0.5/2"):
         parse_policy(f"{mine}:xs=1/two")
 
+
+REFUSED = {
+    **dict.fromkeys(("syntax", "exception", "exits", "nothing in it"), PluginError),
+    **dict.fromkeys(("no dataclass", "needs", "unknown signal", "hidden hook"), PolicyError),
+}
+"""What is mended in the file; of the others another --policy may be meant."""
 
 BROKEN = {
     "syntax": ("def", r"mine.py does not import: SyntaxError: .*line 1"),
@@ -160,6 +166,6 @@ def test_broken_file_is_one_sentence(mine, case):
     text, words = BROKEN[case]
     mine.write_text(text)
     options = ":decay=2" if case in ("unknown annotation", "refused") else ""
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(REFUSED.get(case, UsageError), match=words) as caught:
         parse_policy(f"{mine}{options}")
     assert "\n" not in str(caught.value)

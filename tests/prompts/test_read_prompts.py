@@ -6,7 +6,7 @@ import lzma
 
 import pytest
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import FileError, UsageError
 from oled_sim.prompts import bundled_prompts, read_prompts
 
 TEMPLATES = {"question": "Q: {question}\nA:", "prompt": "{prompt}"}
@@ -34,18 +34,18 @@ def test_blank_lines_keep_line_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "sentence", "error"),
     [
-        ('{"prompt": "a"}\n{oops\n', "line 2 is not JSON"),
-        ("[1]\n", "line 1 is not a JSON object"),
-        ('{"answer": 1}\n', "line 1 has none of the fields"),
-        ("", "holds no prompts"),
+        ('{"prompt": "a"}\n{oops\n', "line 2 is not JSON", FileError),
+        ("[1]\n", "line 1 is not a JSON object", FileError),
+        ('{"answer": 1}\n', "line 1 has none of the fields", UsageError),
+        ("", "holds no prompts", UsageError),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path, content, sentence):
+def test_a_wrong_line_is_named(tmp_path, content, sentence, error):
     path = tmp_path / "p.jsonl"
     path.write_text(content)
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(error, match=sentence):
         read_prompts(path)
 
 
@@ -54,7 +54,7 @@ def test_a_missing_file_and_a_broken_archive(tmp_path):
         read_prompts(tmp_path / "none.jsonl")
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(b"not gzip")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(FileError, match="cannot be read"):
         read_prompts(path)
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from oled_sim.cli.main import cli
 from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.experiment import experiment_names
+from oled_sim.planning import accuracy
 from oled_sim.scoreboard.board import judge_all, load_claims, machine_of, replay_table
 from oled_sim.scoreboard.claim import REPLAYS, Claim
 from oled_sim.scoreboard.table import board_table
@@ -183,7 +184,7 @@ def test_claims_name_experiments_that_are_there():
     assert wanted <= set(experiment_names())
 
 
-def test_the_command_judges_what_is_there(tmp_path):
+def test_the_command_judges_what_is_there(tmp_path, monkeypatch):
     rows = [
         {
             "origin": "real", "profile": "h200-llada2.0-mini", "model": "llada2.0-mini",
@@ -197,9 +198,8 @@ def test_the_command_judges_what_is_there(tmp_path):
         for i in range(3)
     ]  # fmt: skip
     pd.DataFrame(rows).to_parquet(tmp_path / "fig12.parquet")
-    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(accuracy, "results_folder", lambda: tmp_path / "nothing")
     arguments = ["reproduce", "--no-run", "--out", str(tmp_path)]
-    arguments += ["--measured", str(tmp_path / "empty")]
     result = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     verdicts = json.loads(result.stdout)["verdicts"]["h200"]

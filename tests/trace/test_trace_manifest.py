@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oled_sim.errors import TraceError
+from oled_sim.errors import TraceError, UsageError
 from oled_sim.geometry import RoutingGeometry
 from oled_sim.testing.traces import random_manifest
 from oled_sim.trace import Model, open_trace
@@ -125,13 +125,13 @@ def test_a_request_lists_its_files_and_no_others(small_trace):
 
 
 def test_paths_that_hold_no_trace(tmp_path):
-    with pytest.raises(TraceError, match="there is no such directory"):
+    with pytest.raises(UsageError, match="there is no such directory"):
         open_trace(tmp_path / "nowhere")
-    with pytest.raises(TraceError, match=r"is not a trace: it holds no manifest.json"):
+    with pytest.raises(UsageError, match=r"is not a trace: it holds no manifest.json"):
         open_trace(tmp_path)
     file = tmp_path / "file"
     file.write_text("text")
-    with pytest.raises(TraceError, match="is a file: a trace is a directory"):
+    with pytest.raises(UsageError, match="is a file: a trace is a directory"):
         open_trace(file)
 
 

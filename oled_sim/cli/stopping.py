@@ -1,0 +1,51 @@
+"""Being stopped: SIGTERM, which batch systems and ``timeout`` send, ends a run as Ctrl-C does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALLED = 128
+"""What shells add to a signal's number to get the exit code of what it ended."""
+
+
+class Stop:
+    """Which signal stopped a command: Ctrl-C, unless another has come."""
+
+    number: int = signal.SIGINT
+
+    @property
+    def exit_code(self) -> int:
+        """130 after Ctrl-C, 143 after SIGTERM."""
+        return SIGNALLED + self.number
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[Stop]:
+    """Let SIGTERM raise KeyboardInterrupt inside; yield what tells the two apart.
+
+    Only where SIGTERM would end the process: who handles or ignores it goes on doing so.
+    """
+    stop = Stop()
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        # `timeout` and batch systems may send it to the process and again to its group: the second
+        # must disturb neither the cleanup nor what the interpreter does at its end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.number = number
+        raise KeyboardInterrupt
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if ours:
+        signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield stop
+    finally:
+        if ours and stop.number != signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,124 @@
+"""What Ctrl-C and SIGTERM leave of a run: finished results, one sentence, no process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from commands import oled_sim
+
+from oled_sim.trace import open_trace
+
+EXIT_CODE = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.fixture
+def sigterm():
+    """SIGTERM as it was before: the command goes on ignoring it, being about to end."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def stopped(arguments, begun, number):
+    """Run ``oled-sim``, stop it once it has ``begun``, and return what it said on stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oled_sim", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Whoever runs the tests in the background has it ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 240
+    while not begun() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if number == signal.SIGTERM:
+        process.send_signal(number)  # `timeout` sends it to the process, then to all of the group
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (EXIT_CODE[number], ""), err
+    with pytest.raises(ProcessLookupError):  # nobody is left of the group
+        for _ in range(50):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+    return err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_finished_points_of_several_processes_stay(tmp_path, number):
+    arguments = ["reproduce", "--quick", "--jobs", 2, "--out", tmp_path]
+    err = stopped(arguments, lambda: list(tmp_path.glob("parts/*.parquet")), number)
+    assert err.strip().endswith("Error: interrupted")
+    assert "Traceback" not in err and "leaked" not in err
+    finished = list(tmp_path.glob("parts/*.parquet"))
+    assert finished and all(len(pd.read_parquet(part)) for part in finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_finished_requests_of_several_processes_stay(tmp_path, number):
+    out = tmp_path / "t"
+    arguments = ["synth", "--coupling", "none", "--requests", 400, "--output-tokens", 256]
+    err = stopped(
+        [*arguments, "--jobs", 2, "--out", out],
+        lambda: len(list(out.glob("routing/*.parquet"))) > 4,
+        number,
+    )
+    assert err.strip() == "Error: interrupted"
+    trace = open_trace(out)
+    assert 0 < len(trace) < 400
+    assert all(request.passes for request in trace)  # read with their checksums
+
+
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_exit_codes_tell_signals_apart(monkeypatch, sigterm, number):
+    def stop(_):
+        os.kill(os.getpid(), number)
+        time.sleep(60)  # the signal ends it
+
+    monkeypatch.setattr("oled_sim.trace.open_trace", stop)
+    ended = oled_sim("run", "--policy", "lru", "--cache", 4)
+    assert ended.returncode == EXIT_CODE[number]
+    assert ended.stderr.strip() == "Error: interrupted"
+
+
+def test_a_second_sigterm_does_not_disturb_the_cleanup(monkeypatch, sigterm):
+    cleaned = []
+
+    def stop(_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(True)
+
+    monkeypatch.setattr("oled_sim.trace.open_trace", stop)
+    assert oled_sim("run", "--policy", "lru", "--cache", 4).returncode == 143
+    assert cleaned
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_who_handles_sigterm_goes_on_doing_so(monkeypatch, sigterm, handler):
+    signal.signal(signal.SIGTERM, handler)
+    kept = []
+
+    def look(_):
+        kept.append(signal.getsignal(signal.SIGTERM))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("oled_sim.trace.open_trace", look)
+    with pytest.raises(ZeroDivisionError):
+        oled_sim("run", "--policy", "lru", "--cache", 4)
+    assert kept == [handler] and signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_sigterm_means_what_it_did_after_a_command(sigterm):
+    assert oled_sim("run", "--policy", "none-such", "--cache", 4).returncode == 2
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
