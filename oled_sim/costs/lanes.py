@@ -231,11 +231,15 @@ def _pack(
 def _host(profile: Profile) -> dict[str, float]:
     """Return what the host adds, by the names that tables have for it, µs."""
     names = (
-        "per_pass", "per_event", "per_arrival", "per_cpu_job", "per_prefetch",
+        "per_pass", "per_event", "per_arrival", "per_cpu_job", "per_prefetch", "first_prefetch",
         "per_cpu_job_beside_copies",
     )  # fmt: skip
-    found = {name: getattr(profile.host, name, None) for name in names}
-    return {f"{name}_us": value.expected if value else 0.0 for name, value in found.items()}
+    given = {name: getattr(profile.host, name, None) for name in names}
+    found = {f"{name}_us": value.expected if value else 0.0 for name, value in given.items()}
+    on_lane_us = 0.0
+    if given["first_prefetch"] is None:  # then the other is the time of a copy engine in full use
+        on_lane_us, found["per_prefetch_us"] = found["per_prefetch_us"], 0.0
+    return found | {"prefetch_on_lane_us": on_lane_us}
 
 
 def _factors(profile: Profile) -> NDArray[np.float64]:

@@ -135,8 +135,11 @@ class Host(_Strict, frozen=True):
         per_event: to every MoE layer: from a gate's routing on the host to copies and kernels.
         per_arrival: to the last experts of a layer that are copied: noticing that they are there.
         per_cpu_job: to every job of the CPU lane, beside a host that polls.
-        per_prefetch: to every prefetch: noticing that the one before has come, letting it in and
-            starting the next. None in profiles of before this was measured; counts as nothing.
+        per_prefetch: between two prefetches: noticing that one has come, letting it in and starting
+            the next. None in profiles of before this was measured; counts as nothing.
+        first_prefetch: from a gate until a prefetch can start: what was decided is launched first.
+            None in profiles of before this was measured: their ``per_prefetch`` is the time of a
+            prefetch in excess of its copy with the engine in full use, and occupies it.
         per_cpu_job_beside_copies: more to a job of the CPU lane in an event that copies, too:
             first the host queues copies. None likewise.
     """
@@ -146,6 +149,7 @@ class Host(_Strict, frozen=True):
     per_arrival: Quantiles
     per_cpu_job: Quantiles
     per_prefetch: Quantiles | None = None
+    first_prefetch: Quantiles | None = None
     per_cpu_job_beside_copies: Quantiles | None = None
 
 

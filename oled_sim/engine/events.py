@@ -115,6 +115,7 @@ from oled_sim.engine.state import (
     T_GATE,
     T_LANES,
     T_START,
+    TAKE,
     TOKENS,
     UNUSED,
     USED,
@@ -191,6 +192,7 @@ def advance(state, course, tables):
                 return ARRIVED
             if phase == APPROACHING:
                 _arrive_at_gate(time, work, course)
+                time[TAKE] = max(time[TAKE], time[NOW] + tables.first_prefetch_us)
                 return DECIDE
             if phase == HEADING:
                 end_pass(time, work, course)

@@ -219,7 +219,7 @@ class Simulation:
                 self.copy_us,
                 self.expert_bytes,
                 staging,
-                per_prefetch_us=self.costs.tables.per_prefetch_us,
+                on_lane_us=self.costs.tables.prefetch_on_lane_us,
                 log=log,
             ),
             queue=new_queue(layers, experts, staging),

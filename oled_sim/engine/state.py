@@ -33,7 +33,7 @@ EXPERTS = 11  # CPU workers, with their own link
 JOBS = ("idle", "start", "dense", "hits", "shared", "arrivals", "merge", "head",
         "demand", "late", "prefetch", "experts")  # fmt: skip
 
-# `Lanes.time` (float64 [27]): times in µs. Entries with a lane number to add are marked + lane.
+# `Lanes.time` (float64 [28]): times in µs. Entries with a lane number to add are marked + lane.
 NOW = 0
 GATE = 1
 LEFT = 2  # + lane: what is left of its job, as if the other lanes were idle
@@ -43,7 +43,8 @@ BUSY = 11  # + lane: time worked in this pass
 CRITICAL = 14  # + lane: its part of the chain that decides the length of this pass
 PATH = 17  # + 3 · lane + i: time of lane i in the chain of waiting that ends with lane's last job
 SHARED_US = 26  # cost of the event's shared expert
-TIMES = 27
+TAKE = 27  # from when on the host can start a prefetch, if the copy engine is idle
+TIMES = 28
 
 # `Lanes.work` (int64 [64]): the running jobs, the plan of an event, staging slots, and the run.
 KIND = 0  # + lane
@@ -218,10 +219,10 @@ class Lanes(NamedTuple):
     """The three lanes, and every number of a run that is no table.
 
     Attributes:
-        time: float64 [27], work: int64 [64], entries named above.
+        time: float64 [28], work: int64 [64], entries named above.
         demand: int64 [E, 3], the event's demand transfers in order.
         copy_us: float64 [L], copy of one expert. expert_bytes: int64 [L].
-        prefetch_us: float64 [L], the same of one that the host takes from the queue first.
+        prefetch_us: float64 [L], the same of a prefetch.
         log: float64 [n, 11], jobs that ended, columns ``LOG_COLUMNS`` and ``GAUGES``; n = 0 keeps
             no log.
     """
@@ -302,12 +303,12 @@ def new_lanes(
     expert_bytes: NDArray[np.int64],
     staging: int,
     *,
-    per_prefetch_us: float = 0.0,
+    on_lane_us: float = 0.0,
     log: int = 0,
 ) -> Lanes:
     """Return idle lanes at time zero.
 
-    ``per_prefetch_us``: what the host adds to a prefetch. ``log``: rows of the job log.
+    ``on_lane_us``: what a prefetch adds to its copy. ``log``: rows of the job log.
     """
     work = np.zeros(WORK, np.int64)
     work[SLOTS] = staging
@@ -316,7 +317,7 @@ def new_lanes(
         work=work,
         demand=np.zeros((experts, 3), np.int64),
         copy_us=copy_us,
-        prefetch_us=copy_us + per_prefetch_us,
+        prefetch_us=copy_us + on_lane_us,
         expert_bytes=expert_bytes,
         log=np.zeros((log, len(LOG_COLUMNS) + len(GAUGES))),
     )

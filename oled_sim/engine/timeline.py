@@ -9,7 +9,8 @@ completion to the next. Jobs of an event, from the gate on:
   is there, the host has to notice first.
 - H2D: demand transfers in the order of ``Event.experts``, each into a staging slot; then queued
   prefetches, as long as one more staging slot stays free for demand. The host takes these from the
-  queue one by one, which costs it a while before each copy.
+  queue one by one: a while after the one before has arrived, and after a gate not before what was
+  decided there is under way. The copy engine is idle meanwhile, and free for demand.
 - CPU: one job, the activations' way there and the sums' way back plus the workers' makespan. All
   tokens of the event are sent, in one piece; where experts are copied as well, once the first
   copies are queued.
@@ -88,6 +89,7 @@ from oled_sim.engine.state import (
     SHARED_DUE,
     SHARED_US,
     SLOTS,
+    TAKE,
     TOKENS,
     USED,
     WAITING,
@@ -209,11 +211,16 @@ def finish_gpu(lanes, queue, tables):
     """
     time, work, log, slow = lanes.time, lanes.work, lanes.log, tables.interference
     while work[KIND + GPU] != IDLE:
+        taken_us = np.inf
         if work[QUEUED] > 0 and work[KIND + H2D] == IDLE:
-            _start_prefetch(lanes, queue)
+            taken_us = _until_taken(time[NOW], time[TAKE])
+            if taken_us == 0.0:
+                taken_us = np.inf
+                _start_prefetch(lanes, queue)
         copies = work[KIND + H2D] != IDLE
         busy = GPU_BIT | H2D_BIT if copies else GPU_BIT
         wait = until_next(slow, busy, time[LEFT + GPU], time[LEFT + H2D], 0.0)
+        wait = min(wait, taken_us)
         time[NOW] += wait
         time[BUSY + GPU] += wait
         time[LEFT + GPU] = left_after(time[LEFT + GPU], slow[GPU, busy], wait)
@@ -230,6 +237,7 @@ def finish_gpu(lanes, queue, tables):
             time[ENDED + H2D] = time[NOW]
             _log_job(work, log, H2D, time[BEGAN + H2D], time[NOW])
             work[KIND + H2D] = IDLE
+            time[TAKE] = max(time[TAKE], time[NOW] + tables.per_prefetch_us)
             _take_arrival(work, queue.arrived)
             return ARRIVED
     return DECIDE
@@ -250,7 +258,7 @@ def finish_layer(lanes, queue, tables, whole):
     """
     time, work, demand, log = lanes.time, lanes.work, lanes.demand, lanes.log
     copy_us, slow = lanes.copy_us[work[LAYER]], tables.interference
-    now, gate = time[NOW], time[GATE]
+    now, gate, take = time[NOW], time[GATE], time[TAKE]
     left_gpu, left_h2d, left_cpu = time[LEFT], time[LEFT + H2D], time[LEFT + CPU]
     began_gpu, began_h2d, began_cpu = time[BEGAN], time[BEGAN + H2D], time[BEGAN + CPU]
     ended_gpu, ended_h2d, ended_cpu = time[ENDED], time[ENDED + H2D], time[ENDED + CPU]
@@ -269,8 +277,9 @@ def finish_layer(lanes, queue, tables, whole):
                     now, gate, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, chain_cpu
                 )
                 fault = fault if left_gpu >= 0.0 else gpu
+        taken_us = np.inf
         if h2d == IDLE:
-            h2d = _next_copy(lanes, queue, work, demand)
+            h2d, taken_us = _next_copy(lanes, queue, work, demand, _until_taken(now, take))
             if h2d != IDLE:
                 left_h2d = copy_us if h2d == DEMAND else lanes.prefetch_us[work[JOB_LAYER + H2D]]
                 began_h2d = now
@@ -290,7 +299,7 @@ def finish_layer(lanes, queue, tables, whole):
             _credit(time, now, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, chain_cpu)
             break
         busy = int(gpu != IDLE) | int(h2d != IDLE) << H2D | int(cpu != IDLE) << CPU
-        wait = until_next(slow, busy, left_gpu, left_h2d, left_cpu)
+        wait = min(taken_us, until_next(slow, busy, left_gpu, left_h2d, left_cpu))
         now += wait
         if gpu != IDLE:
             busy_gpu += wait
@@ -310,6 +319,8 @@ def finish_layer(lanes, queue, tables, whole):
                 _log_job(work, log, H2D, began_h2d, now)
                 copied, h2d = h2d, IDLE
                 work[KIND + H2D] = IDLE
+                if copied == PREFETCH:
+                    take = max(take, now + tables.per_prefetch_us)
                 if copied != PREFETCH:
                     _land(work, demand, copied)
                 elif whole == 1 or work[JOB_LAYER + H2D] == work[LAYER]:
@@ -327,7 +338,7 @@ def finish_layer(lanes, queue, tables, whole):
                 cpu = IDLE
         if stop == ARRIVED:
             break
-    time[NOW] = now
+    time[NOW], time[TAKE] = now, take
     time[LEFT], time[LEFT + H2D], time[LEFT + CPU] = left_gpu, left_h2d, left_cpu
     time[BEGAN], time[BEGAN + H2D], time[BEGAN + CPU] = began_gpu, began_h2d, began_cpu
     time[ENDED], time[ENDED + H2D], time[ENDED + CPU] = ended_gpu, ended_h2d, ended_cpu
@@ -389,21 +400,33 @@ def _next_gpu_job(time, work, tables):
 
 
 @inlined
-def _next_copy(lanes, queue, work, demand):
-    """Take up the next transfer: demand first, then prefetches; return its kind or IDLE."""
+def _next_copy(lanes, queue, work, demand, taken_us):
+    """Take up the next transfer: demand first, then prefetches.
+
+    Returns:
+        Its kind or IDLE, and until when a prefetch waits for the host: ``taken_us``, or infinity.
+    """
     if work[NEXT_DEMAND] < work[DEMANDS]:
         if work[USED] >= work[SLOTS]:
-            return IDLE
+            return IDLE, np.inf
         row = work[NEXT_DEMAND]
         work[NEXT_DEMAND] += 1
         _take_staging(work, work[EXPERT_BYTES])
         expert, tokens = demand[row, DEMAND_EXPERT], demand[row, DEMAND_TOKENS]
         _note_job(work, H2D, DEMAND, work[LAYER], expert, 1, tokens)
-        return DEMAND
-    if work[QUEUED] > 0:
-        _start_prefetch(lanes, queue)
-        return work[KIND + H2D]
-    return IDLE
+        return DEMAND, np.inf
+    if work[QUEUED] == 0:
+        return IDLE, np.inf
+    if taken_us > 0.0:
+        return IDLE, taken_us
+    _start_prefetch(lanes, queue)
+    return work[KIND + H2D], np.inf
+
+
+@inlined
+def _until_taken(now, take):
+    """Return how long the host still takes until it can start a prefetch, µs."""
+    return 0.0 if take <= now + TIE_US else take - now
 
 
 @inlined

@@ -9,6 +9,7 @@ A pass begins with embedding and the dense layer: 5 + 100 + 40 = 145. The first 
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -106,8 +107,8 @@ def test_one_miss():
 
 def with_host(**host_us):
     """The costs by hand, and what the host adds."""
-    parts = ("per_pass", "per_event", "per_arrival", "per_cpu_job", "per_cpu_job_beside_copies")
-    host = {name: host_us.get(name, 0.0) for name in parts}
+    always = ("per_pass", "per_event", "per_arrival", "per_cpu_job")
+    host = dict.fromkeys(always, 0.0) | host_us
     host = Host(**{name: Quantiles(us, us, us, 1) for name, us in host.items()})
     return LaneCosts(msgspec.structs.replace(costs_by_hand().profile, host=host))
 
@@ -293,6 +294,55 @@ class TestPrefetch:
         assert run.jobs("prefetch") == [("prefetch", 425, 575)]
         assert run.residents(0) == [0]
         assert run.record.course.pass_counts[0, 5] == 1
+
+
+class TestTheHostStartsPrefetches:
+    """40 after a gate and 30 after the one before. Without misses layer 1's gate is at 487."""
+
+    TRACE = request_by_hand(TWO, [[[[0]], [[5]]]])
+    COSTS = with_host(first_prefetch=40.0, per_prefetch=30.0)
+    WANTED: ClassVar = {0: [(1, 6, 2.0), (1, 7, 1.0)]}
+
+    def test_not_before_what_was_decided_is_launched(self):
+        policy = Scripted(residents=((0, 0), (1, 5)), wanted=self.WANTED)
+        run = Run(policy, TWO, self.TRACE, 4, costs=self.COSTS)
+        # 275 + 40, and 465 + 30 = 495; but at 487 comes the next gate, which has it wait for 527.
+        assert run.jobs("prefetch") == [("prefetch", 315, 465), ("prefetch", 527, 677)]
+        assert times(run, 1) == [487, 559, 569]
+
+    def test_one_after_the_other(self):
+        policy = Scripted(residents=((0, 0), (1, 5)), cpu=(0,), wanted=self.WANTED)
+        run = Run(policy, TWO, self.TRACE, 4, costs=self.COSTS)
+        # The CPU works until 275 + 20 + 250 = 545, the gate of layer 1 is at 685.
+        assert run.jobs("prefetch") == [("prefetch", 315, 465), ("prefetch", 495, 645)]
+
+    def test_demand_goes_before_what_the_host_has_not_started(self):
+        policy = Scripted(residents=((0, 0),), wanted=self.WANTED)
+        run = Run(policy, TWO, self.TRACE, 4, costs=self.COSTS)
+        assert run.jobs("demand", "prefetch") == [
+            ("prefetch", 315, 465),
+            ("demand", 487, 637),
+            ("prefetch", 637, 787),
+        ]
+        assert times(run, 1) == [487, 689, 699]
+
+    def test_behind_a_demand_transfer_nothing_is_waited_for(self):
+        run = Run(Scripted(wanted=self.WANTED), TWO, self.TRACE, 4, costs=self.COSTS)
+        assert run.jobs("demand", "prefetch")[:2] == [("demand", 275, 425), ("prefetch", 425, 575)]
+
+    def test_the_engine_is_busy_with_copies_alone(self):
+        policy = Scripted(residents=((0, 0), (1, 5)), wanted=self.WANTED)
+        run = Run(policy, TWO, self.TRACE, 4, costs=self.COSTS)
+        assert run.record.course.pass_times[0, 3] == 300.0
+
+    def test_an_older_profile_has_the_copy_engine_wait(self):
+        policy = Scripted(residents=((0, 0),), wanted=self.WANTED)
+        run = Run(policy, TWO, self.TRACE, 4, costs=with_host(per_prefetch=30.0))
+        assert run.jobs("demand", "prefetch")[:3] == [
+            ("prefetch", 275, 455),
+            ("prefetch", 455, 635),
+            ("demand", 635, 785),
+        ]
 
 
 def test_a_new_list_replaces_the_queue_only_if_the_policy_says_so():

@@ -25,7 +25,7 @@ from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import GroupRecord, Simulation
-from oled_sim.engine.state import CPU, H2D, PASS_COUNTS, T_BUSY, T_END, T_START
+from oled_sim.engine.state import CPU, H2D, T_BUSY, T_END, T_START
 from oled_sim.geometry import CostGeometry, RoutingGeometry
 from oled_sim.hardware.backbone import Backbone
 from oled_sim.hardware.clock import Clock
@@ -33,6 +33,7 @@ from oled_sim.hardware.copy_lane import CopyLane
 from oled_sim.hardware.grouped import GroupedExperts
 from oled_sim.hardware.live import LivePace
 from oled_sim.hardware.machine import Machine
+from oled_sim.hardware.measuring.prefetch_starts import Starts, StartTimes
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.timing import spread
 from oled_sim.hardware.measuring.trials import (
@@ -53,6 +54,8 @@ from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 from oled_sim.hardware.slot_map import SlotMap
 
+COMPARED = ("hits", "copies", "jobs", "both")
+"""Trials that are compared with the simulator. The others show by marks when prefetches start."""
 SHARE = 0.25
 """Of the GPU's free memory, what the experts of the trials' layers may take: the tables are
 measured beside them."""
@@ -93,10 +96,14 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Live:
-    """A trial that the machine ran. ``computed_us``: how long the workers computed, by job."""
+    """A trial that the machine ran.
+
+    ``computed_us``: how long the workers computed, by job. ``starts``: of its prefetches.
+    """
 
     record: GroupRecord
     computed_us: NDArray[np.float64]
+    starts: Starts
 
 
 class HostTrials:
@@ -120,6 +127,7 @@ class HostTrials:
             "jobs": Trial(JOB, 0, few),
             "both": Trial(JOB, BESIDE, few),
             "prefetches": Trial(0, 0, many, prefetches=True),
+            "waits": Trial(JOB, 0, few, prefetches=True),
         }
         self._found: dict[str, list[Live]] = {name: [] for name in self._trials}
         # Nothing of a trial is decided by costs, and there are none yet.
@@ -137,7 +145,7 @@ class HostTrials:
     def compare(self, profile: Profile) -> Host:
         """Return what the host adds to the parts that ``profile`` holds."""
         costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
-        predicted = {name: self._simulated(trial, costs) for name, trial in self._trials.items()}
+        predicted = {name: self._simulated(self._trials[name], costs) for name in COMPARED}
         rounds = [
             self._added(dict(zip(self._found, live, strict=True)), predicted, costs)
             for live in zip(*self._found.values(), strict=True)
@@ -152,18 +160,16 @@ class HostTrials:
         Differences are taken within a round: the machine is another one in the next.
         """
         hits, copies, jobs, both = (
-            self._gaps(name, predicted[name], live[name], costs)
-            for name in ("hits", "copies", "jobs", "both")
+            self._gaps(name, predicted[name], live[name], costs) for name in COMPARED
         )
         per_event, per_job = hits.events.mean(), jobs.events.mean()
-        per_prefetch = _per_prefetch_us(live["prefetches"].record)
-        per_prefetch = per_prefetch - _per_prefetch_us(predicted["prefetches"])
         return {
             "per_pass": hits.passes,
             "per_event": hits.events,
             "per_arrival": copies.events - per_event,
             "per_cpu_job": jobs.events - per_event,
-            "per_prefetch": per_prefetch[WARM_UP:],
+            "per_prefetch": _samples(live["waits"].starts.between),
+            "first_prefetch": _samples(live["prefetches"].starts.first),
             "per_cpu_job_beside_copies": both.events - max(per_event, per_job),
         }
 
@@ -211,11 +217,9 @@ class Gaps:
     events: NDArray[np.float64]
 
 
-def _per_prefetch_us(record: GroupRecord) -> NDArray[np.float64]:
-    """Return the time of each pass over the prefetches that it started."""
-    times, counts = record.course.pass_times, record.course.pass_counts
-    started = counts[:, PASS_COUNTS.index("prefetched")]
-    return (times[:, 1] - times[:, 0]) / np.maximum(started, 1)
+def _samples(found_us: list[float]) -> NDArray[np.float64]:
+    """Return samples; 0 of nothing: then the copy engine never had to wait for the host."""
+    return np.array(found_us or [0.0])
 
 
 def _simulation(
@@ -241,11 +245,12 @@ def _live(machine: Machine, costs: LaneCosts, cost: CostGeometry, trial: Trial) 
     slots = SlotMap(layers, cost.experts, layers * slots_of(cost.experts) + STAGING)
     load_residents(machine, slots, simulation.state.pools.resident)
     lane.computed_us.clear()
-    simulation.pace = pace = LivePace(machine, slots)
+    starts = StartTimes(machine.clock, WARM_UP)
+    simulation.pace = pace = LivePace(machine, slots, on_pass=starts.note)
     with no_garbage_collection():
         record = _run(simulation, costs, trial)
     pace.leave()
-    return Live(record, np.array(lane.computed_us))
+    return Live(record, np.array(lane.computed_us), starts.found)
 
 
 def _machine(rig: Rig, layers: int) -> Machine:

@@ -17,7 +17,7 @@ from oled_sim.policy import Compiled, Event, Lane, Policy, Prefetch, Setting
 # ruff: noqa: ANN001, ANN201, ANN202
 
 QUEUED = 8
-"""Prefetches that a gate of the trial of prefetches asks for: more than can come until the next."""
+"""Prefetches that a gate asks for: more than the usual layer has time for."""
 BY_TRANSFER, ON_CPU = int(Lane.TRANSFER), int(Lane.CPU)
 
 
@@ -49,9 +49,14 @@ class SendMisses(Policy):
 
     def _own(self) -> tuple[Any, ...]:
         """Return what the kernels read: see :func:`decide_trial` and :func:`ask_always`."""
-        order = np.argsort(self._residents, axis=1, kind="stable")  # who is absent comes first
-        absent = np.count_nonzero(~self._residents, axis=1)
-        return self._on_cpu, self._residents, order, absent
+        taken = self._taken
+        order = np.argsort(taken, axis=1, kind="stable")  # who can be prefetched comes first
+        return self._on_cpu, self._residents, order, np.count_nonzero(~taken, axis=1)
+
+    @property
+    def _taken(self) -> NDArray[np.bool_]:
+        """Who has a place, bool [L, E]: none of these is prefetched."""
+        return self._residents | self._on_cpu
 
 
 class PrefetchAlways(SendMisses):
@@ -60,9 +65,9 @@ class PrefetchAlways(SendMisses):
     replaces_queue = True
 
     def prefetch(self, event: Event) -> list[Prefetch]:
-        """Return experts of the next layer that are not there, in a turn that moves on."""
+        """Return experts of the next layer that have no place yet, in a turn that moves on."""
         layer = (event.layer + 1) % len(self._residents)
-        absent = np.flatnonzero(~self._residents[layer])
+        absent = np.flatnonzero(~self._taken[layer])
         first = QUEUED * event.pass_index
         return [
             Prefetch(layer, int(absent[(first + i) % len(absent)]), -float(i))
