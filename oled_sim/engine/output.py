@@ -8,7 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from oled_sim.errors import UsageError
+from oled_sim.errors import FileError, UsageError
+
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors that no other name in the same place would mend."""
 
 
 def refuse_existing(path: Path, *, force: bool, flag: str = "--force") -> None:
@@ -64,13 +67,17 @@ class NewFile:
     def finish(self) -> None:
         """Do what is left to do before the file is put in place; for subclasses."""
 
-    def refused(self, error: OSError) -> UsageError:
-        """Return the sentence for what the file system refused."""
+    def refused(self, error: OSError) -> UsageError | FileError:
+        """Return the sentence for what the file system refused.
+
+        Another name mends it, unless the disk is full or fails.
+        """
         # Libraries put the temporary file's name into their messages; nobody knows that name.
         why = os.strerror(error.errno) if error.errno else error.strerror or error
         if error.errno == errno.ENOENT and self.path.parent.is_dir():
             why = f"{self.path.parent} takes no new files"
-        return UsageError(f"cannot write {self.path}: {why}")
+        refusal = FileError if error.errno in OF_THE_DISK else UsageError
+        return refusal(f"cannot write {self.path}: {why}")
 
     def __enter__(self) -> Self:
         with suppress(OSError):  # of a process of the same number that was killed
