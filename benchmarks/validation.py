@@ -19,6 +19,7 @@ of the grid and a folder of its own::
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,7 +81,14 @@ def _run(*arguments: object) -> None:
     """Run a command of oled-sim; stop as it stops."""
     command = [sys.executable, "-m", "oled_sim", *map(str, arguments)]
     print("+", *command[1:], flush=True)
-    if code := subprocess.run(command, check=False).returncode:
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # and wait for its end
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # which it has got, too
+        process.wait()
+        raise
+    if code:
         sys.exit(code)
 
 

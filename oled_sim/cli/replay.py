@@ -155,7 +155,11 @@ class Asked(NamedTuple):
     help="Where points go, a folder each by policy, cache, trace and requests; repetitions that are"
     " there are not run again. Other passes or other settings need another FOLDER.",
 )
-@click.option("--force", is_flag=True, help="Run points again that are there, and replace them.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Measure anew: the first new repetition of a point replaces all that are there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def replay(
     sources: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...],
@@ -276,10 +280,10 @@ def _found(task: Task, asked: Asked) -> Point | None:
     )
 
     folder = asked.out / point_name(task.about)
-    finish_point(folder)
-    if not (folder / ABOUT).exists():
-        return None
     try:
+        finish_point(folder)
+        if not (folder / ABOUT).exists():
+            return None
         found = read_point(folder)
     except MeasurementError as error:
         raise MeasurementError(f"{error}; give --force to measure it again") from None

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALLED = 128
 """What shells add to a signal's number to get the exit code of what it ended."""
+REPEATED_S = 5.0
+"""For how long after a SIGTERM others count as repetitions of it."""
 
 
 class Stop:
     """Which signal stopped a command: Ctrl-C, unless another has come."""
 
     number: int = signal.SIGINT
+    deaf_until_s: float = 0.0
 
     @property
     def exit_code(self) -> int:
@@ -33,8 +37,12 @@ def sigterm_interrupts() -> Iterator[Stop]:
 
     def interrupt(number: int, _: FrameType | None) -> None:
         # `timeout` and batch systems may send it to the process and again to its group: the second
-        # must disturb neither the cleanup nor what the interpreter does at its end.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # must not disturb the cleanup. One that is sent later counts: code that catches everything
+        # may have swallowed the first.
+        now_s = time.monotonic()
+        if now_s < stop.deaf_until_s:
+            return
+        stop.deaf_until_s = now_s + REPEATED_S
         stop.number = number
         raise KeyboardInterrupt
 
@@ -47,5 +55,6 @@ def sigterm_interrupts() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        if ours and stop.number != signal.SIGTERM:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if ours:  # what the interpreter does at its end is not to be disturbed either
+            ended = stop.number == signal.SIGTERM
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else signal.SIG_DFL)

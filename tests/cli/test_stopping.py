@@ -104,6 +104,24 @@ def test_a_second_sigterm_does_not_disturb_the_cleanup(monkeypatch, sigterm):
     assert cleaned
 
 
+def test_a_sigterm_that_was_swallowed_can_be_sent_again(monkeypatch, sigterm):
+    monkeypatch.setattr("oled_sim.cli.stopping.REPEATED_S", 0.0)
+    swallowed = []
+
+    def stop(_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except:  # noqa: E722 - as code of others does
+            swallowed.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr("oled_sim.trace.open_trace", stop)
+    assert oled_sim("run", "--policy", "lru", "--cache", 4).returncode == 143
+    assert swallowed
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
 def test_who_handles_sigterm_goes_on_doing_so(monkeypatch, sigterm, handler):
     signal.signal(signal.SIGTERM, handler)

@@ -143,14 +143,21 @@ class HostTrials:
         self._machine.copies.close()
 
     def compare(self, profile: Profile) -> Host:
-        """Return what the host adds to the parts that ``profile`` holds."""
+        """Return what the host adds to the parts that ``profile`` holds.
+
+        When it starts prefetches is left out where the trials have not shown both times of it.
+        """
         costs = LaneCosts(msgspec.structs.replace(profile, host=None), extrapolate=True)
         predicted = {name: self._simulated(self._trials[name], costs) for name in COMPARED}
         rounds = [
             self._added(dict(zip(self._found, live, strict=True)), predicted, costs)
             for live in zip(*self._found.values(), strict=True)
         ]
-        return Host(**{name: over_rounds([r[name] for r in rounds]) for name in rounds[0]})
+        found = {name: [r[name] for r in rounds if len(r[name])] for name in rounds[0]}
+        if not (found["first_prefetch"] and found["per_prefetch"]):
+            # Where kernels end as their launch returns, the host hardly ever waits for anything.
+            found |= {"first_prefetch": [], "per_prefetch": []}
+        return Host(**{name: over_rounds(samples) for name, samples in found.items() if samples})
 
     def _added(
         self, live: dict[str, Live], predicted: dict[str, GroupRecord], costs: LaneCosts
@@ -168,8 +175,8 @@ class HostTrials:
             "per_event": hits.events,
             "per_arrival": copies.events - per_event,
             "per_cpu_job": jobs.events - per_event,
-            "per_prefetch": _samples(live["waits"].starts.between),
-            "first_prefetch": _samples(live["prefetches"].starts.first),
+            "per_prefetch": np.array(live["waits"].starts.between),
+            "first_prefetch": np.array(live["prefetches"].starts.first),
             "per_cpu_job_beside_copies": both.events - max(per_event, per_job),
         }
 
@@ -215,11 +222,6 @@ class Gaps:
 
     passes: NDArray[np.float64]
     events: NDArray[np.float64]
-
-
-def _samples(found_us: list[float]) -> NDArray[np.float64]:
-    """Return samples; 0 of nothing: then the copy engine never had to wait for the host."""
-    return np.array(found_us or [0.0])
 
 
 def _simulation(
