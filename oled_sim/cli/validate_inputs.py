@@ -10,7 +10,7 @@ from oled_sim.cli.traces import open_traces
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.costs.profile import Profile
 from oled_sim.costs.store import bundled_profiles, load_profile
-from oled_sim.errors import MeasurementError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.policy import Policy
 from oled_sim.trace import Trace, open_trace
 from oled_sim.trace.reader import bundled_traces
@@ -46,7 +46,8 @@ class Inputs:
         """Return what the prediction of a point rests on.
 
         Raises:
-            MeasurementError: its trace or profile is not found, or is another one.
+            MeasurementError: its trace is not found, or is another one.
+            UsageError: its profile is not among those given.
         """
         profile = self._profile(point)
         check_profile(point, profile, other_hardware=self._other_hardware)
@@ -68,11 +69,11 @@ class Inputs:
             return given[0]
         if given:
             names = ", ".join(repr(profile.name) for profile in given)
-            raise MeasurementError(
+            raise UsageError(
                 f"none of the profiles {names} is the one that {point.name} was measured with"
                 f" ({used.name!r}, {used.sha256[:16]}): give that one too with --profile"
             )
-        raise MeasurementError(
+        raise UsageError(
             f"profile {used.name!r}, which {point.name} was measured with, is none that ships:"
             " give its file with --profile"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from oled_sim.costs.profile import Hardware, Profile
-from oled_sim.errors import MeasurementError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.trace.manifest import Manifest
 from oled_sim.validation.measured import EVENTS, PASSES, About, Point, profile_sha256
 from oled_sim.validation.predicted import Prediction
@@ -47,7 +47,7 @@ def check_together(points: Sequence[Point]) -> None:
     for point in points:
         key = _identity(point.about)
         if key in seen:
-            raise MeasurementError(
+            raise UsageError(
                 f"{seen[key].name} and {point.name} measure the same point: validate them apart, or"
                 " remove one"
             )
@@ -77,11 +77,12 @@ def check_profile(point: Point, profile: Profile, *, other_hardware: bool = Fals
     ``other_hardware``: allow the latter.
 
     Raises:
+        UsageError: it is another one.
         MeasurementError: says in what they differ.
     """
     about = point.about
     if profile_sha256(profile) != about.profile.sha256:
-        raise MeasurementError(
+        raise UsageError(
             f"profile {profile.name!r} is not the one that {point.name} was measured with"
             f" ({about.profile.name!r}, {about.profile.sha256[:16]}): give that one with --profile"
         )

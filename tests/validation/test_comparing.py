@@ -10,7 +10,7 @@ from oled_sim.cli.simulating import expert_bytes_of, source_for
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.rules import Rules
 from oled_sim.engine.runner import Contender, simulate_all
-from oled_sim.errors import MeasurementError
+from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.policy_spec import parse_policy
 from oled_sim.trace.schema import Kind
 from oled_sim.validation.checks import check_profile, check_trace
@@ -364,15 +364,13 @@ class TestRefusals:
             validated(lru, other)
 
     def test_the_same_point_twice(self, lru, validated):
-        with pytest.raises(MeasurementError, match="measure the same point"):
+        with pytest.raises(UsageError, match="measure the same point"):
             validated(lru, lru)
 
     def test_another_profile(self, lru, trace):
         profile = basis_of(trace, parse_policy("lru")).costs.profile
         check_profile(lru, profile)
-        with pytest.raises(
-            MeasurementError, match="is not the one that lru-c4-gsm-r1 was measured"
-        ):
+        with pytest.raises(UsageError, match="is not the one that lru-c4-gsm-r1 was measured"):
             check_profile(
                 lru, msgspec.structs.replace(profile, provisional=not profile.provisional)
             )

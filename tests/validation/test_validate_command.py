@@ -134,10 +134,10 @@ def test_a_profile_of_ones_own(trace, tmp_path):
     used = ProfileUsed(name="mine", sha256=profile_sha256(profile))
     root = save(tmp_path / "r", changed(simulated_point(trace, "lru", 4), profile=used))
     code, _, err = call("validate", root)
-    assert code == 1 and "is none that ships: give its file with --profile" in err
+    assert code == 2 and "is none that ships: give its file with --profile" in err
     assert call("validate", root, "--profile", file)[0] == 0
     code, _, err = call("validate", root, "--profile", "h200-llada2.0-mini")
-    assert code == 1 and "is not the one that" in err and "'mine'" in err
+    assert code == 2 and "is not the one that" in err and "'mine'" in err
 
 
 def of_machine(point, identity, profile):
@@ -179,13 +179,13 @@ def test_a_grid_of_several_machines(sessions):
 def test_a_profile_that_is_missing_is_asked_for(sessions, trace, tmp_path):
     roots, (first, _) = sessions
     code, _, err = call("validate", *roots, "--profile", first)
-    assert code == 1 and "is not the one that" in err and "'on-bbbb'" in err
+    assert code == 2 and "is not the one that" in err and "'on-bbbb'" in err
     other = msgspec.structs.replace(load_profile("h200-llada2.0-mini"), name="third")
     save_profile(other, tmp_path / "third.toml")
     code, _, err = call(
         "validate", *roots, "--profile", first, "--profile", tmp_path / "third.toml"
     )
-    assert code == 1 and err.count("\n") == 1
+    assert code == 2 and err.count("\n") == 1
     assert "none of the profiles 'on-aaaa', 'third'" in err and "'on-bbbb'" in err
 
 
@@ -193,7 +193,7 @@ def test_a_point_that_two_machines_measured_is_refused(sessions, tmp_path):
     roots, files = sessions
     again = shutil.copytree(roots[1], tmp_path / "again")
     code, out, err = call("validate", *roots, again, "--profile", files[0], "--profile", files[1])
-    assert (code, out) == (1, "") and "measure the same point" in err and str(again) in err
+    assert (code, out) == (2, "") and "measure the same point" in err and str(again) in err
     code, _, err = call("validate", roots[0], roots[0])
     assert code == 2 and "given twice" in err
 
@@ -202,10 +202,10 @@ def test_a_refusal_leaves_no_folder(trace, tmp_path):
     point = simulated_point(trace, "lru", 4)
     used = ProfileUsed(name="nowhere", sha256="0" * 64)
     root = save(tmp_path / "r", changed(point, profile=used))
-    assert call("validate", root, "--out", tmp_path / "report")[0] == 1
+    assert call("validate", root, "--out", tmp_path / "report")[0] == 2
     assert not (tmp_path / "report").exists()
     (tmp_path / "report").mkdir()
-    assert call("validate", root, "--out", tmp_path / "report")[0] == 1
+    assert call("validate", root, "--out", tmp_path / "report")[0] == 2
     assert (tmp_path / "report").is_dir()  # one that was there stays
 
 
