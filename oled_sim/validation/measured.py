@@ -342,6 +342,18 @@ def read_point(folder: Path) -> Point:
     Raises:
         MeasurementError: a file is missing or damaged, or of another format.
     """
+    try:
+        return _read_point(folder)
+    except MeasurementError:
+        if not (folder / NEW / ABOUT).exists():
+            raise
+        raise MeasurementError(
+            f"{folder} was being replaced when its run was killed: start the same `oled-sim replay`"
+            " again, which puts it right"
+        ) from None
+
+
+def _read_point(folder: Path) -> Point:
     about = _about(folder / ABOUT)
     passes = _table(folder / PASSES, about.tables, PASS_SCHEMA)
     events = _table(folder / EVENTS, about.tables, EVENT_SCHEMA)

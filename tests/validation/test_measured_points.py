@@ -139,6 +139,8 @@ class TestFiles:
         shutil.copytree(tmp_path / "other", folder / NEW)
         (folder / NEW / PASSES).replace(folder / PASSES)
         assert len(list((tmp_path / "r").rglob("point.json"))) == 2
+        with pytest.raises(MeasurementError, match="was being replaced when its run was killed"):
+            read_point(folder)
         finish_point(folder)
         (found,) = read_points(tmp_path / "r")
         assert found.passes.equals(with_order.passes) and found.order.equals(with_order.order)
