@@ -263,7 +263,7 @@ def _say_what_is_there(tasks: list[Task], left: list[Task], asked: Asked) -> Non
     begun = sum(task.done is not None for task in left)
     if begun:
         click.echo(
-            f"Note: {begun} points in {asked.out} lack repetitions, which are added", err=True
+            f"Note: repetitions are added to {begun} of {len(tasks)} points in {asked.out}", err=True
         )
 
 
