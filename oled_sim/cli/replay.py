@@ -262,9 +262,8 @@ def _say_what_is_there(tasks: list[Task], left: list[Task], asked: Asked) -> Non
         click.echo(f"Note: {done} of {len(tasks)} points are in {asked.out} already", err=True)
     begun = sum(task.done is not None for task in left)
     if begun:
-        click.echo(
-            f"Note: repetitions are added to {begun} of {len(tasks)} points in {asked.out}", err=True
-        )
+        which = f"{begun} of {len(tasks)} points in {asked.out}"
+        click.echo(f"Note: repetitions are added to {which}", err=True)
 
 
 def _found(task: Task, asked: Asked) -> Point | None:
