@@ -17,6 +17,7 @@ from oled_sim.hardware.clock import Clock, Mark, now_us
 from oled_sim.hardware.host_experts import HostExperts
 from oled_sim.hardware.place import Place
 from oled_sim.hardware.slab import Slab
+from oled_sim.hardware.streams import stream_for
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class CopyLane:
         self._experts = [list(packed) for packed in experts.packed]
         self._slots = list(slab.weights)
         self._last: Mark | None = None
-        self._stream = torch.cuda.Stream(place.device) if place.cuda else None
+        self._stream = stream_for("copies", place.device) if place.cuda else None
         self._home = torch.cuda.current_stream(place.device) if place.cuda else None
         self._queue: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

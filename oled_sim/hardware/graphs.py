@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from oled_sim.hardware.streams import stream_for
+
 __all__ = ["Graphs"]
 
 
@@ -23,7 +25,7 @@ class Graphs:
         self.device = device
         self._captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = stream_for("capture", device) if device.type == "cuda" else None
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._captured

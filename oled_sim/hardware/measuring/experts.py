@@ -15,6 +15,7 @@ from oled_sim.hardware.measuring.events import Rotation, even_rows
 from oled_sim.hardware.measuring.rig import SEED, Rig
 from oled_sim.hardware.measuring.sweep import Sweep
 from oled_sim.hardware.measuring.timing import Call
+from oled_sim.hardware.streams import stream_for
 
 
 def grouped_call(rig: Rig, experts: int, per_expert: int) -> Call:
@@ -65,7 +66,7 @@ class LaneJob:
         self._like = even_rows(experts, per_expert, rig.cost.top_k, tokens)
         self._x = rig.x[: self._like.tokens]
         cuda = self._x.is_cuda
-        self.stream = torch.cuda.Stream(self._x.device) if cuda else None
+        self.stream = stream_for("cpu link", self._x.device) if cuda else None
 
     def __call__(self) -> None:
         """Run the job."""

@@ -27,7 +27,11 @@ from oled_sim.hardware.measuring.timing import Call, Clock, between_us, spread
 SETTLE_S = 0.0005
 TURNS = 5
 """How often a lane is measured alone and beside a load, in turn."""
-LONGEST_US = 1e6
+LONGER = (1.0, 1.4, 2.0, 2.8, 4.0)
+"""How long loads are to last, in turn, over what should do, while they end too early. What is
+queued ahead has a limit, so asking for ever more does not help where a neighbour kept the lane."""
+ATTEMPTS = 4
+"""How often a sample is taken at most for each one that is to count."""
 RESIDENTS, COPIES, MISSES, TOKENS = 24, 8, 32, 2
 """Sizes of the samples, those of a decode event: experts, and tokens of each."""
 
@@ -59,12 +63,19 @@ def _slowdowns(clock: Clock, lanes: dict[str, Lane], name: str, tries: int) -> B
     """Return the slow-down of a lane beside each other lane and beside both."""
     lane = lanes[name]
     others = {o: [lanes[o].load] for o in lanes if o != name}
-    others["both"] = [load for loads in others.values() for load in loads]
-    return Beside(**{o: _slowdown(clock, lane, loads, tries) for o, loads in others.items()})
+    # Copies first: queueing them takes longest, and the GPU's queue is short.
+    order = [o for o in ("h2d", "gpu", "cpu") if o != name]
+    others["both"] = [lanes[o].load for o in order]
+    return Beside(
+        **{
+            other: _slowdown(clock, lane, loads, tries, f"{name} beside {other}")
+            for other, loads in others.items()
+        }
+    )
 
 
-def _slowdown(clock: Clock, lane: Lane, loads: list[Load], tries: int) -> Quantiles:
-    """Return the slow-down of a lane beside loads.
+def _slowdown(clock: Clock, lane: Lane, loads: list[Load], tries: int, what: str) -> Quantiles:
+    """Return the slow-down of a lane beside loads; ``what`` this is, for messages.
 
     Alone and beside them it is measured in turn: a machine may become faster or slower within
     seconds, which must not count as an effect of the load.
@@ -73,7 +84,13 @@ def _slowdown(clock: Clock, lane: Lane, loads: list[Load], tries: int) -> Quanti
     each = -(-tries // TURNS)
     for _ in range(TURNS):
         alone_us = spread(_beside(clock, lane, [], 0.0, each)).median
-        factors += [us / alone_us for us in _beside(clock, lane, loads, alone_us, each)]
+        beside_us = _beside(clock, lane, loads, alone_us, each)
+        if not beside_us:
+            raise ProfileError(
+                f"{what} could not be measured: what kept the others busy always ended first; measure"
+                " again while nothing else runs on the machine"
+            )
+        factors += [us / alone_us for us in beside_us]
     return _at_least_one(spread(factors))
 
 
@@ -86,26 +103,27 @@ def _at_least_one(found: Quantiles) -> Quantiles:
 def _beside(
     clock: Clock, lane: Lane, loads: list[Load], alone_us: float, tries: int
 ) -> list[float]:
-    """Time a lane under load in µs; a sample counts only if every load outlived it."""
+    """Time a lane under load in µs; a sample counts only if every load outlived it.
+
+    There are none if a load always ended first.
+    """
     samples: list[float] = []
-    duration = 3 * alone_us + 3_000
-    while len(samples) < tries and duration < LONGEST_US:
+    ended_first = 0
+    for _ in range(ATTEMPTS * tries):
+        if len(samples) == tries:
+            break
+        longer = LONGER[ended_first % len(LONGER)]
         for load in loads:
-            load.start(duration)
+            load.start(longer * (3 * alone_us + 3_000))
         time.sleep(SETTLE_S)
         taken = lane.sample()
         if all(load.busy() for load in loads):
             samples.append(taken)
         else:
-            duration *= 1.3
+            ended_first += 1
         for load in loads:
             load.stop()
         clock.synchronize()
-    if not samples:
-        raise ProfileError(
-            "no lane could be kept busy while another was measured: measure again while nothing "
-            "else runs on the machine"
-        )
     return samples
 
 
@@ -113,9 +131,10 @@ def _gpu(clock: Clock, rig: Rig) -> Lane:
     """Sample: a decode event's residents. Load: all experts, so that launches stay ahead."""
     most = rig.axes.on_gpu.experts[-1]
     small, large = grouped_call(rig, min(RESIDENTS, most), TOKENS), grouped_call(rig, most, TOKENS)
-    once_us = spread(clock.device_times(large)).median
     if not clock.cuda:
         return Lane(_host_sample(small), RepeatedLoad(large))
+    large()  # what is compiled at the first call is no part of how long one takes
+    once_us = spread(clock.device_times(large)).median
     stream = torch.cuda.current_stream(clock.device)
     return Lane(_event_sample(clock, small, stream), QueuedLoad(large, once_us, stream))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from oled_sim.hardware.measuring.rig import Rig
 from oled_sim.hardware.measuring.sweep import Sweep
 from oled_sim.hardware.measuring.timing import Clock, between_us
+from oled_sim.hardware.streams import stream_for
 
 QUEUE = 8
 PAGEABLE_BYTES = 128 << 20
@@ -36,7 +37,7 @@ class Copies:
 
     def __init__(self, clock: Clock, source: Ring, target: Ring) -> None:
         self.clock, self.source, self.target = clock, source, target
-        self.stream = torch.cuda.Stream(clock.device) if clock.cuda else None
+        self.stream = stream_for("copies", clock.device) if clock.cuda else None
 
     def one(self, size_bytes: int) -> None:
         """Queue one copy."""
