@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -178,6 +179,42 @@ def test_a_point_begun_on_another_machine_is_not_gone_on_with(capsys, home, begu
     assert "1 of 1 points are in" in capsys.readouterr().err
 
 
+POLICY = """
+from dataclasses import dataclass
+import numpy as np
+from oled_sim.policy import Policy
+
+@dataclass
+class Mine(Policy):
+    def score(self, layer, event):
+        return np.{}(16)
+"""
+
+
+@pytest.mark.slow
+def test_a_point_is_of_one_content_of_a_policy_file(capsys, home, tmp_path):
+    mine = tmp_path / "mine.py"
+    arguments = [a if a != "lru" else mine for a in begun_by(home, "--out", tmp_path / "points")]
+    mine.write_text(POLICY.format("zeros"))
+    done = run(*arguments, "--repetitions", "1")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "points").iterdir()
+    used = read_point(folder).about.policy
+    assert used.file_sha256 == hashlib.sha256(mine.read_bytes()).hexdigest()
+    mine.write_text(POLICY.format("ones"))
+    changed = hashlib.sha256(mine.read_bytes()).hexdigest()
+    for repetitions in ("1", "2"):
+        code, error = refused(capsys, *arguments, "--repetitions", repetitions)
+        assert code == 2
+        assert f"mine.py of checksum {used.file_sha256[:12]}, not {changed[:12]}: give" in error
+    validated = ("validate", tmp_path / "points", "--profile", home / "profile.toml")
+    code, error = refused(capsys, *validated, "--allow-other-hardware")
+    assert code == 2 and error.count("\n") == 1
+    assert "mine.py' has changed since" in error and f"checksum {used.file_sha256[:12]}" in error
+    mine.write_text(POLICY.format("zeros"))
+    main([str(a) for a in (*validated, "--allow-other-hardware")])
+
+
 def test_a_clairvoyant_policy_is_refused(capsys, home, tmp_path):
     code, error = refused(
         capsys, *asked(home, "--policy", "belady", "--cache", "5", "--out", tmp_path / "x")
@@ -254,6 +291,7 @@ def test_a_point_of_other_settings_is_no_answer(capsys, replayed, home, more, sa
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
+        ("policy.file_sha256", "0" * 64, "--policy lru of checksum (none), not 000000000000"),
         ("policy.parameters.dispatch", "cpu", "--policy lru with dispatch transfer, not cpu"),
         ("rules.extrapolate", False, "--extrapolate on, not off"),
         ("geometry.name", "big", "--geometry small, not big"),
