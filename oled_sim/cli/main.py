@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from oled_sim import __version__
-from oled_sim.cli.stopping import Stop, sigterm_interrupts
+from oled_sim.cli.stopping import Stop, keeping, sigterm_interrupts
 from oled_sim.cli.streams import abandon, as_far_as_taken, flush_stdout, refusal_of_stdout
 from oled_sim.errors import OledSimError, StoppedError
 
@@ -67,6 +67,11 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; one that can say no better what is kept when it is stopped says this."""
+        with keeping(lambda: "what was not finished is left out"):
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from :data:`COMMANDS` alone."""
         with formatter.section("Commands"):
@@ -111,7 +116,7 @@ def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     except OledSimError as error:
         _fail(error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", stop.exit_code)
+        _fail("stopped before anything was done", stop.exit_code)
     except MemoryError:
         _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
     except BrokenPipeError:

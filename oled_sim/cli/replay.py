@@ -308,15 +308,35 @@ def _unchecked(found: About, task: Task) -> str | None:
 
 def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:
     """Measure, and write after every repetition: it stays, whatever happens later."""
+    from oled_sim.cli.stopping import keeping
     from oled_sim.hardware.replay_job import run_tasks, tasks_of
     from oled_sim.validation.measured import point_name, read_point, write_point
 
     if tasks:
-        left = ((job.repetitions - task.repetitions_done) * _passes_once(task) for task in tasks)
-        with _progress(sum(left)) as (on_load, on_pass):
+        left = [job.repetitions - task.repetitions_done for task in tasks]
+        passes = sum(n * _passes_once(task) for n, task in zip(left, tasks, strict=True))
+        done = 0
+        with (
+            keeping(lambda: _kept(job, asked, done, sum(left))),
+            _progress(passes) as (on_load, on_pass),
+        ):
             for point in run_tasks(job, tasks, on_load=on_load, on_pass=on_pass):
                 write_point(asked.out / point_name(point.about), point, force=True)
+                done += 1
     return [read_point(asked.out / point_name(task.about)) for task in tasks_of(job)]
+
+
+def _kept(job: Job, asked: Asked, done: int, left: int) -> str:
+    """Return what is kept of a run that was stopped when ``done`` of ``left`` repetitions ran."""
+    if not done:
+        return f"no repetition was finished, {asked.out} is as it was"
+    if asked.force:
+        others = "points that it did not come to are as they were"
+        return f"{done} of {left} repetitions in {asked.out} are new, {others}"
+    every = job.repetitions * len(job.traces) * len(job.contenders)
+    there = every - left + done
+    again = "the same command goes on from there"
+    return f"{there} of {every} repetitions are in {asked.out}; {again}"
 
 
 def _passes_once(task: Task) -> int:

@@ -160,6 +160,34 @@ def test_repetitions_are_added_to_those_that_are_there(home, begun, tmp_path):
     assert read_point(tmp_path / "oled-c5-trace-r2").about.repetitions == 2
 
 
+@pytest.mark.parametrize(
+    ("more", "finished", "says"),
+    [
+        ((), 0, "no repetition was finished, {out} is as it was"),
+        ((), 1, "2 of 4 repetitions are in {out}; the same command goes on from there"),
+        (
+            ("--force",), 1,
+            "1 of 4 repetitions in {out} are new, points that it did not come to are as they were",
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_stopped_says_what_is_kept(
+    capsys, monkeypatch, home, begun, tmp_path, more, finished, says
+):
+    shutil.copytree(begun, tmp_path / begun.name)
+
+    def run_tasks(_, tasks, **__):
+        for task in tasks[:finished]:
+            yield read_point(begun)._replace(about=task.about)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    points = ("--policy", "oled", "--repetitions", "2", "--out", tmp_path)
+    code, error = refused(capsys, *begun_by(home, *points, *more))
+    assert code == 130
+    assert error.splitlines()[-1] == f"Error: replay stopped: {says.format(out=tmp_path)}"
+
+
 def test_fewer_repetitions_than_are_there_are_enough(capsys, replayed, home):
     assert replayed.returncode == 0, replayed.stderr
     main([str(a) for a in repeated(home, "--repetitions", "1")])
