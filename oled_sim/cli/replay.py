@@ -246,14 +246,29 @@ def _workers(profiled: int, here: int) -> int:
 def _left_to_do(job: Job, asked: Asked) -> list[Task]:
     """Return the points of which the folder lacks repetitions, with those that it holds."""
     from oled_sim.hardware.replay_job import require_fit, tasks_of
+    from oled_sim.validation.measured import point_name
 
     tasks = tasks_of(job)
     require_fit(job, tasks)
     if not asked.force:
         tasks = [task._replace(done=_found(task, asked)) for task in tasks]
     left = [task for task in tasks if task.repetitions_done < job.repetitions]
+    for task in left:
+        _require_place(asked.out / point_name(task.about))
     _say_what_is_there(tasks, left, asked)
     return left
+
+
+def _require_place(folder: Path) -> None:
+    """Refuse a place that a point cannot be written to, before it is measured."""
+    from oled_sim.cli.files import require_folder
+    from oled_sim.errors import UsageError
+
+    if folder.is_file():
+        raise UsageError(
+            f"{folder} is a file where a point's folder would be: give another --out, or remove it"
+        )
+    require_folder(folder)
 
 
 def _say_what_is_there(tasks: list[Task], left: list[Task], asked: Asked) -> None:

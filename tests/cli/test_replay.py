@@ -366,6 +366,32 @@ def test_verify_refuses_a_point_that_was_checked_less(capsys, replayed, home):
     assert "--force to measure it again" in error
 
 
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_a_file_in_place_of_a_points_folder_is_found_before_the_run(
+    capsys, monkeypatch, home, tmp_path, more
+):
+    def run_tasks(*_, **__):
+        raise AssertionError("nothing is to run")
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    place = tmp_path / "lru-c5-trace-r2"
+    place.write_text("mine")
+    code, error = refused(capsys, *begun_by(home, "--out", tmp_path, *more))
+    assert code == 2 and f"{place} is a file where a point's folder would be" in error
+    assert place.read_text() == "mine" and [*tmp_path.iterdir()] == [place]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_points_folder_that_may_not_be_written_to_is_found_before_the_run(
+    capsys, home, begun, tmp_path
+):
+    place = shutil.copytree(begun, tmp_path / begun.name)
+    place.chmod(0o500)
+    code, error = refused(capsys, *begun_by(home, "--repetitions", "2", "--out", tmp_path))
+    place.chmod(0o700)
+    assert code == 2 and f"{place} may not be written to" in error
+
+
 def test_a_damaged_table_can_be_measured_again(capsys, replayed, home):
     assert replayed.returncode == 0, replayed.stderr
     folder = home / "damaged" / "lru-c5-trace-r2"
