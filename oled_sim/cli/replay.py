@@ -24,7 +24,7 @@ from oled_sim.cli.options import (
 if TYPE_CHECKING:
     from oled_sim.cli.replay_inputs import Inputs
     from oled_sim.hardware.replay_job import Job, Task
-    from oled_sim.validation.measured import About, Point
+    from oled_sim.validation.measured import Point
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
@@ -302,23 +302,28 @@ def _found(task: Task, asked: Asked) -> Point | None:
     except MeasurementError as error:
         raise MeasurementError(f"{error}; give --force to measure it again") from None
     otherwise = difference(found.about, as_written(task.about))
-    if otherwise is None and asked.verify:
-        otherwise = _unchecked(found.about, task)
     if otherwise is not None:
         raise UsageError(
             f"{folder} was measured with {otherwise}: give another --out, or --force to measure it"
             " again"
         )
+    if asked.verify:
+        _require_verified(found)
     return found
 
 
-def _unchecked(found: About, task: Task) -> str | None:
-    """Return what a point lacks whose outputs were not all compared with full residency."""
-    checked = 0 if found.lossless is None else found.lossless.events_checked
-    events = found.repetitions * _passes_once(task) * len(task.cut.geometry.layers)
-    if checked >= events:
-        return None
-    return f"{checked} of {events} events compared with full residency, not all as by --verify"
+def _require_verified(found: Point) -> None:
+    """Refuse a point whose outputs were not all compared: more repetitions would not mend it."""
+    from oled_sim.errors import UsageError
+
+    lossless, events = found.about.lossless, len(found.events)
+    checked = 0 if lossless is None else lossless.events_checked
+    if checked < events:
+        raise UsageError(
+            f"{found.name} was measured with {checked} of {events} events compared with full"
+            " residency, and what has run cannot be compared any more: leave out --verify, give"
+            " another --out, or --force to measure it again"
+        )
 
 
 def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:

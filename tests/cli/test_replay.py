@@ -362,8 +362,29 @@ def test_verify_refuses_a_point_that_was_checked_less(capsys, replayed, home):
     main([str(a) for a in repeated(home, "--out", home / "less")])
     capsys.readouterr()
     code, error = refused(capsys, *repeated(home, "--out", home / "less", "--verify"))
-    assert code == 2 and "19 of 20 events compared with full residency, not all" in error
-    assert "--force to measure it again" in error
+    assert code == 2 and "19 of 20 events compared with full residency, and what has run" in error
+    assert "leave out --verify, give another --out, or --force to measure it again" in error
+
+
+def test_verify_adds_no_repetitions_to_one_that_was_not_verified(capsys, home, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / begun.name)
+    more = ("--repetitions", "2", "--out", tmp_path, "--verify")
+    code, error = refused(capsys, *begun_by(home, *more))
+    assert code == 2 and " of 6 events compared with full residency, and what has run" in error
+    assert read_point(tmp_path / begun.name).about.repetitions == 1
+
+
+def test_the_share_of_events_that_were_checked_is_shown(capsys, replayed, home):
+    """One verified repetition, and another of which nothing was checked."""
+    assert replayed.returncode == 0, replayed.stderr
+    assert [p["lossless"]["events"] for p in json.loads(replayed.stdout)["points"]] == [20, 20]
+    folder = home / "half" / "lru-c5-trace-r2"
+    shutil.copytree(home / "points" / "lru-c5-trace-r2", folder)
+    about = json.loads((folder / "point.json").read_text())
+    about["lossless"] |= {"events_checked": 10, "worst_relative_error": 1.5e-6}
+    (folder / "point.json").write_text(json.dumps(about))
+    main([str(a) for a in repeated(home, "--out", home / "half")])
+    assert "1.5e-06 (50%)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("more", [(), ("--force",)])
