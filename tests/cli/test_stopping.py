@@ -91,6 +91,18 @@ def test_exit_codes_tell_signals_apart(monkeypatch, sigterm, number):
     assert ended.stderr.strip() == "Error: run stopped: what was not finished is left out"
 
 
+def test_a_sweep_says_that_it_keeps_nothing_and_what_does(monkeypatch, sigterm, tmp_path):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oled_sim.cli.grids.sweep", stop)
+    out = tmp_path / "sweep.csv"
+    ended = oled_sim("sweep", "nano-gsm8k", "--policy", "lru", "--cache", 4, "--out", out)
+    assert ended.returncode == 130 and not list(tmp_path.iterdir())
+    said = "nothing is kept, all combinations finish together; as an experiment of your own"
+    assert f"Error: sweep stopped: {said} (docs/experiments.md) the grid goes on" in ended.stderr
+
+
 def test_a_second_sigterm_does_not_disturb_the_cleanup(monkeypatch, sigterm):
     cleaned = []
 
