@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -68,6 +69,18 @@ def load(group: str, name: str) -> Any:
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"unknown {_noun(group)} {name!r}: {hint}known are {', '.join(sorted(found))}")
+
+
+_content_sha256: dict[str, str] = {}
+"""Of files that were imported by path, by the name of their module."""
+
+
+def content_sha256(plugin: type) -> str | None:
+    """Return the SHA-256 of the file that defines a plug-in, as it was when it was loaded.
+
+    None for a class of an installed or importable module: there the file was not what was named.
+    """
+    return _content_sha256.get(plugin.__module__)
 
 
 def _registered(group: str) -> EntryPoints:
@@ -152,9 +165,12 @@ def _import_path(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up by name
     try:
-        spec.loader.exec_module(module)
+        # The loader would take bytecode of before, if size and second of the file are the same.
+        content = path.read_bytes()
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         raise PluginError(f"{path} does not import: {one_line(error)}") from error
+    _content_sha256[name] = hashlib.sha256(content).hexdigest()
     return module
 
 

@@ -20,7 +20,6 @@ from oled_sim.cli.model_options import (
     prompts_of,
     require_torch,
 )
-from oled_sim.errors import StoppedError
 
 if TYPE_CHECKING:
     from oled_sim.collection import Job, Tally
@@ -73,7 +72,8 @@ def collect(**options: Any) -> None:
     # them make generation many times slower as soon as anything else wants the processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from oled_sim.cli.files import require_folder
-    from oled_sim.cli.interrupted import contents, interrupted
+    from oled_sim.cli.interrupted import contents, recorded
+    from oled_sim.cli.stopping import keeping
     from oled_sim.collection import collect as run
     from oled_sim.collection import make_manifest
     from oled_sim.model.loading import checkpoint_path
@@ -94,19 +94,19 @@ def collect(**options: Any) -> None:
     out: Path = options["out"]
     before = contents(out)
     again = "the same command without --overwrite" if options["overwrite"] else "the same command"
-    with _progress(len(job.prompts)) as (on_request, on_pass):
-        try:
-            tally = run(
-                job,
-                out,
-                manifest,
-                overwrite=options["overwrite"],
-                on_request=on_request,
-                on_pass=on_pass,
-            )
-        except KeyboardInterrupt:
-            rest = f": {again} continues"
-            raise StoppedError(interrupted(out, before, len(job.prompts), rest)) from None
+    rest = f"; {again} goes on from there"
+    with (
+        keeping(lambda: recorded(out, before, len(job.prompts), rest)),
+        _progress(len(job.prompts)) as (on_request, on_pass),
+    ):
+        tally = run(
+            job,
+            out,
+            manifest,
+            overwrite=options["overwrite"],
+            on_request=on_request,
+            on_pass=on_pass,
+        )
     _print_summary(tally, out, options["as_json"])
 
 

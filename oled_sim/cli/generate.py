@@ -268,20 +268,17 @@ def _progress(job: Job) -> Iterator[Callable[[str], None]]:
 
 
 def _run(job: Job, on_pass: Callable[[str], None]) -> Outcome:
-    from oled_sim.cli.interrupted import contents, interrupted
+    from oled_sim.cli.interrupted import contents, recorded
     from oled_sim.cli.progress import kernels_of
+    from oled_sim.cli.stopping import keeping
     from oled_sim.engine.jit import is_compiled
-    from oled_sim.errors import StoppedError
     from oled_sim.offloaded.job import run_job
 
     if not all(map(is_compiled, kernels_of([job.plan.contender.policy]))):
         click.echo("Compiling kernels once, about half a minute", err=True)
     before = contents(job.record)
-    try:
+    with keeping(lambda: recorded(job.record, before, len(job.prompts), ", all readable")):
         return run_job(job, on_pass)
-    except KeyboardInterrupt:
-        said = interrupted(job.record, before, len(job.prompts), ", all readable")
-        raise StoppedError(said) from None
 
 
 def _texts(job: Job, outcome: Outcome) -> list[str]:

@@ -16,7 +16,7 @@ from oled_sim.cli.plugin_group import (
     plugin_parameters,
 )
 from oled_sim.cli.share_progress import share_progress
-from oled_sim.errors import StoppedError
+from oled_sim.cli.stopping import keeping
 
 if TYPE_CHECKING:
     from oled_sim.importing import Importer
@@ -85,19 +85,19 @@ def _import(importer: Importer, file: Path, out: Path, options: dict[str, Any]) 
     own = plugin_arguments(importer, options)
     check_out(out, overwrite=options["overwrite"], flag="--overwrite")
     before = _seal(out)
-    with share_progress(f"Importing {file.name}") as on_progress:
-        try:
-            manifest = importer(
-                file,
-                out,
-                stands_for=stands_for,
-                overwrite=options["overwrite"],
-                on_progress=on_progress,
-                on_note=lambda note: click.echo(f"{file}: {note}", err=True),
-                **own,
-            )
-        except KeyboardInterrupt:
-            raise StoppedError(_interrupted(file, out, before)) from None
+    with (
+        keeping(lambda: _imported(file, out, before)),
+        share_progress(f"Importing {file.name}") as on_progress,
+    ):
+        manifest = importer(
+            file,
+            out,
+            stands_for=stands_for,
+            overwrite=options["overwrite"],
+            on_progress=on_progress,
+            on_note=lambda note: click.echo(f"{file}: {note}", err=True),
+            **own,
+        )
     _print_summary(manifest, out, options["as_json"])
 
 
@@ -107,11 +107,11 @@ def _seal(out: Path) -> bytes:
     return found.read_bytes() if found.is_file() else b""
 
 
-def _interrupted(file: Path, out: Path, before: bytes) -> str:
+def _imported(file: Path, out: Path, before: bytes) -> str:
     if _seal(out) != before:
-        return f"interrupted: {out} may hold a part of {file} only, import it with --overwrite"
+        return f"{out} may hold a part of {file} only, import it with --overwrite"
     as_it_was = f", the trace {out} is as it was" if before else ""
-    return f"interrupted: nothing of {file} was imported{as_it_was}"
+    return f"nothing of {file} was imported{as_it_was}"
 
 
 def _print_summary(manifest: Manifest, out: Path, as_json: bool) -> None:

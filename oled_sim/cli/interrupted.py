@@ -1,4 +1,4 @@
-"""What to say when Ctrl-C ends a recording."""
+"""What is kept of a recording that was stopped."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def contents(out: Path | None) -> bytes:
     return file.read_bytes() if file is not None and file.is_file() else b""
 
 
-def interrupted(out: Path | None, before: bytes, total: int, rest: str) -> str:
-    """Return a sentence about a recording that was stopped.
+def recorded(out: Path | None, before: bytes, total: int, rest: str) -> str:
+    """Return what is kept, to be said by :func:`oled_sim.cli.stopping.keeping`.
 
     Args:
         out: where it was recorded, None for nowhere. before: :func:`contents` at the start.
@@ -22,8 +22,8 @@ def interrupted(out: Path | None, before: bytes, total: int, rest: str) -> str:
         rest: what to add where requests were recorded.
     """
     if out is None or not contents(out):
-        return "interrupted, and nothing was recorded"
+        return "nothing was recorded"
     if contents(out) == before:
-        return f"interrupted before a request was finished: {out} is as it was"
+        return f"no request was finished, {out} is as it was"
     done = len(load_manifest(out).requests)
-    return f"interrupted with {done} of {total} requests in {out}{rest}"
+    return f"{done} of {total} requests are in {out}{rest}"

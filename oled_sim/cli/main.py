@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import keyword
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import click
 
 from oled_sim import __version__
-from oled_sim.cli.stopping import Stop, sigterm_interrupts
+from oled_sim.cli.stopping import Stop, keeping, sigterm_interrupts
+from oled_sim.cli.streams import abandon, as_far_as_taken, flush_stdout, refusal_of_stdout
 from oled_sim.errors import OledSimError, StoppedError
 
 COMMANDS = {
@@ -67,6 +67,11 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; one that can say no better what is kept when it is stopped says this."""
+        with keeping(lambda: "what was not finished is left out"):
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from :data:`COMMANDS` alone."""
         with formatter.section("Commands"):
@@ -99,23 +104,29 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     try:
         cli.main(args=argv, prog_name="oled-sim", standalone_mode=False)
+        flush_stdout()
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.ClickException as error:
-        error.show()
+        with as_far_as_taken():
+            error.show()
         sys.exit(error.exit_code)
     except StoppedError as error:
         _fail(error, stop.exit_code)
     except OledSimError as error:
         _fail(error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", stop.exit_code)
+        _fail("stopped before anything was done", stop.exit_code)
     except MemoryError:
         _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
     except BrokenPipeError:
-        # The reader (head, less) went away; a second failure at interpreter exit would be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon(sys.stdout)  # the reader (head, less) went away
         sys.exit(1)
+    except OSError:
+        if (refusal := refusal_of_stdout()) is None:
+            raise
+        abandon(sys.stdout)
+        _fail(f"standard output takes no more ({refusal.strerror}): send it elsewhere", 1)
     except Exception as error:
         if (message := _torch_memory_message(error)) is None:
             raise
@@ -130,5 +141,6 @@ def _torch_memory_message(error: Exception) -> str | None:
 
 
 def _fail(message: Any, code: int) -> None:
-    click.echo(f"Error: {message}", err=True)
+    with as_far_as_taken():
+        click.echo(f"Error: {message}", err=True)
     sys.exit(code)

@@ -45,9 +45,22 @@ def measure(names: Sequence[str], size: Size, folder: Path, jobs: int | None) ->
     """
     from oled_sim.cli.grids import cores
     from oled_sim.cli.progress import progress
+    from oled_sim.cli.stopping import keeping
     from oled_sim.engine.events import proceed
-    from oled_sim.experiment import load_experiment, run_experiments
+    from oled_sim.experiment import load_experiment, parts, run_experiments
 
     experiments = [load_experiment(name) for name in names]
-    with progress([proceed], "Measuring") as report:
+    before = parts(folder)
+    with (
+        keeping(lambda: _kept(folder, len(parts(folder) - before))),
+        progress([proceed], "Measuring") as report,
+    ):
         return run_experiments(experiments, size, folder, jobs=jobs or cores(), progress=report)
+
+
+def _kept(folder: Path, new: int) -> str:
+    """Return what is kept of an interrupted run that has measured so many points."""
+    if not new:
+        return f"no point was finished, {folder} is as it was"
+    points = f"{new} points more are" if new > 1 else "1 point more is"
+    return f"{points} in {folder}; the same command goes on from there"

@@ -78,10 +78,14 @@ def profile(geometry: str | None, out: Path, force: bool, as_json: bool, **optio
     _require_torch()
     plan = _plan(_cost(geometry, options["quick"]), options, out)
     from oled_sim.cli.profile_summary import print_json, print_tables
+    from oled_sim.cli.stopping import keeping
     from oled_sim.costs.store import save_profile
     from oled_sim.hardware.measuring.measure import measure
 
-    with _progress() as on_progress:
+    with (
+        keeping(lambda: "nothing is kept, a profile is measured in one go"),
+        _progress() as on_progress,
+    ):
         measured: Measured = measure(plan, on_progress)
     save_profile(measured.profile, out, overwrite=force)
     (print_json if as_json else print_tables)(measured, out)

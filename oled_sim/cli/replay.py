@@ -24,7 +24,7 @@ from oled_sim.cli.options import (
 if TYPE_CHECKING:
     from oled_sim.cli.replay_inputs import Inputs
     from oled_sim.hardware.replay_job import Job, Task
-    from oled_sim.validation.measured import About, Point
+    from oled_sim.validation.measured import Point
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
@@ -246,14 +246,29 @@ def _workers(profiled: int, here: int) -> int:
 def _left_to_do(job: Job, asked: Asked) -> list[Task]:
     """Return the points of which the folder lacks repetitions, with those that it holds."""
     from oled_sim.hardware.replay_job import require_fit, tasks_of
+    from oled_sim.validation.measured import point_name
 
     tasks = tasks_of(job)
     require_fit(job, tasks)
     if not asked.force:
         tasks = [task._replace(done=_found(task, asked)) for task in tasks]
     left = [task for task in tasks if task.repetitions_done < job.repetitions]
+    for task in left:
+        _require_place(asked.out / point_name(task.about))
     _say_what_is_there(tasks, left, asked)
     return left
+
+
+def _require_place(folder: Path) -> None:
+    """Refuse a place that a point cannot be written to, before it is measured."""
+    from oled_sim.cli.files import require_folder
+    from oled_sim.errors import UsageError
+
+    if folder.is_file():
+        raise UsageError(
+            f"{folder} is a file where a point's folder would be: give another --out, or remove it"
+        )
+    require_folder(folder)
 
 
 def _say_what_is_there(tasks: list[Task], left: list[Task], asked: Asked) -> None:
@@ -287,36 +302,61 @@ def _found(task: Task, asked: Asked) -> Point | None:
     except MeasurementError as error:
         raise MeasurementError(f"{error}; give --force to measure it again") from None
     otherwise = difference(found.about, as_written(task.about))
-    if otherwise is None and asked.verify:
-        otherwise = _unchecked(found.about, task)
     if otherwise is not None:
         raise UsageError(
             f"{folder} was measured with {otherwise}: give another --out, or --force to measure it"
             " again"
         )
+    if asked.verify:
+        _require_verified(found)
     return found
 
 
-def _unchecked(found: About, task: Task) -> str | None:
-    """Return what a point lacks whose outputs were not all compared with full residency."""
-    checked = 0 if found.lossless is None else found.lossless.events_checked
-    events = found.repetitions * _passes_once(task) * len(task.cut.geometry.layers)
-    if checked >= events:
-        return None
-    return f"{checked} of {events} events compared with full residency, not all as by --verify"
+def _require_verified(found: Point) -> None:
+    """Refuse a point whose outputs were not all compared: more repetitions would not mend it."""
+    from oled_sim.errors import UsageError
+
+    lossless, events = found.about.lossless, len(found.events)
+    checked = 0 if lossless is None else lossless.events_checked
+    if checked < events:
+        raise UsageError(
+            f"{found.name} was measured with {checked} of {events} events compared with full"
+            " residency, and what has run cannot be compared any more: leave out --verify, give"
+            " another --out, or --force to measure it again"
+        )
 
 
 def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:
     """Measure, and write after every repetition: it stays, whatever happens later."""
+    from oled_sim.cli.stopping import keeping
     from oled_sim.hardware.replay_job import run_tasks, tasks_of
     from oled_sim.validation.measured import point_name, read_point, write_point
 
     if tasks:
-        left = ((job.repetitions - task.repetitions_done) * _passes_once(task) for task in tasks)
-        with _progress(sum(left)) as (on_load, on_pass):
+        left = [job.repetitions - task.repetitions_done for task in tasks]
+        passes = sum(n * _passes_once(task) for n, task in zip(left, tasks, strict=True))
+        done = 0
+        with (
+            keeping(lambda: _kept(job, asked, done, sum(left))),
+            _progress(passes) as (on_load, on_pass),
+        ):
             for point in run_tasks(job, tasks, on_load=on_load, on_pass=on_pass):
                 write_point(asked.out / point_name(point.about), point, force=True)
+                done += 1
     return [read_point(asked.out / point_name(task.about)) for task in tasks_of(job)]
+
+
+def _kept(job: Job, asked: Asked, done: int, left: int) -> str:
+    """Return what is kept of a run that was stopped when ``done`` of ``left`` repetitions ran."""
+    if not done:
+        return f"no repetition was finished, {asked.out} is as it was"
+    if asked.force:
+        others = "points that it did not come to are as they were"
+        return f"{done} of {left} repetitions in {asked.out} are new, {others}"
+    every = job.repetitions * len(job.traces) * len(job.contenders)
+    there = every - left + done
+    again = "the same command goes on from there"
+    return f"{there} of {every} repetitions are in {asked.out}; {again}"
 
 
 def _passes_once(task: Task) -> int:

@@ -40,6 +40,7 @@ def _settings(about: About) -> dict[str, Any]:
     policy, geometry = about.policy, about.geometry
     return {
         "--policy": policy.spec,
+        f"--policy {policy.spec} of checksum": policy.file_sha256 and policy.file_sha256[:12],
         **{f"--policy {policy.spec} with {k}": v for k, v in policy.parameters.items()},
         "--cache": about.cache,
         "--passes": sorted({cut.decode_passes or 0 for cut in about.measured}),

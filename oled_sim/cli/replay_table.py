@@ -19,7 +19,7 @@ LEGEND = (
     " smallest mean of a repetition, % of the mean. decide: µs per pass that decisions take. hit:"
     " |R ∩ A| / |A|. H2D, CPU: experts copied (ahead of need included) and computed there, per"
     " decode pass. busy: ms per decode pass that the lane works. lossless: worst error of checked"
-    " events relative to full residency."
+    " events relative to full residency, and how many were checked, %."
 )
 
 
@@ -49,8 +49,14 @@ def figures_of(point: Point) -> dict[str, Any]:
         "h2d_per_pass": float(copied / count),
         "cpu_per_pass": float(cpu / count),
         **{f"{lane}_busy_us": float(decode[f"{lane}_busy_us"].mean()) for lane in LANES},
-        "lossless": None if about.lossless is None else msgspec.to_builtins(about.lossless),
+        "lossless": _lossless(point),
     }
+
+
+def _lossless(point: Point) -> dict[str, Any] | None:
+    """Return what comparing events with full residency has found, and of how many events."""
+    found = point.about.lossless
+    return found and msgspec.to_builtins(found) | {"events": len(point.events)}
 
 
 LANES = ("gpu", "h2d", "cpu")
@@ -89,7 +95,8 @@ def _row(f: dict[str, Any]) -> list[str]:
     found = f["lossless"]
     lossless = "-"
     if found is not None and found["events_checked"] > 0:
-        lossless = f"{found['worst_relative_error']:.1e}"
+        share = found["events_checked"] / found["events"]
+        lossless = f"{found['worst_relative_error']:.1e} ({share:.0%})"
     return [
         f["trace"], f["policy"], str(f["cache"]), f"{f['pass_us'] / 1e3:.2f}",
         f"{100 * f['spread']:.1f}", f"{f['decide_us']:.0f}",

@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+import click
+
+from oled_sim.errors import StoppedError
 
 SIGNALLED = 128
 """What shells add to a signal's number to get the exit code of what it ended."""
@@ -25,6 +29,28 @@ class Stop:
     def exit_code(self) -> int:
         """130 after Ctrl-C, 143 after SIGTERM."""
         return SIGNALLED + self.number
+
+
+@contextmanager
+def keeping(what: Callable[[], str]) -> Iterator[None]:
+    """Let a stop inside end in a sentence that names the command and says what is kept of it.
+
+    Args:
+        what: asked once it has been stopped; what follows "replay stopped: ".
+
+    Raises:
+        StoppedError: with that sentence.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError(f"{_command()} stopped: {what()}") from None
+
+
+def _command() -> str:
+    """Return the name of the command that runs, without that of the program."""
+    context = click.get_current_context()
+    return " ".join(context.command_path.split()[1:]) or str(context.invoked_subcommand)
 
 
 @contextmanager

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
+KEPT = (
+    "nothing is kept, all combinations finish together; as an experiment of your own"
+    " (docs/experiments.md) the grid goes on where it was stopped"
+)
+
 EPILOG = """\b
 Examples:
   oled-sim sweep --policy lru --policy oled --policy ideal --cache 8:128:8 --plot sweep.png
@@ -65,6 +70,7 @@ def sweep(
     """
     from oled_sim.cli.files import FIGURE, TABLE, check_files
     from oled_sim.cli.grids import grid_of, run_grids
+    from oled_sim.cli.stopping import keeping
     from oled_sim.engine.rules import Rules
     from oled_sim.errors import UsageError
     from oled_sim.policy_spec import parse_policies
@@ -76,13 +82,14 @@ def sweep(
     check_files(
         {"--out": out, "--plot": plot}, forms={"--out": TABLE, "--plot": FIGURE}, force=force
     )
-    runs = run_grids(
-        traces or (DEFAULT_TRACE,),
-        grid,
-        settings,
-        model=(geometry, profile, extrapolate),
-        jobs=jobs,
-    )
+    with keeping(lambda: KEPT):
+        runs = run_grids(
+            traces or (DEFAULT_TRACE,),
+            grid,
+            settings,
+            model=(geometry, profile, extrapolate),
+            jobs=jobs,
+        )
     try:
         _write(out, plot, runs)
     finally:  # a disk that is full takes the file, not the results

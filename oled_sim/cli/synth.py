@@ -119,17 +119,13 @@ def _write(
     overwrite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from oled_sim.importing import check_out
-    from oled_sim.synthesis.generate import write_synthetic
 
     for folder in folders.values():
         check_out(folder, overwrite=overwrite, flag="--overwrite")
     began, summaries = time.perf_counter(), []
     with _progress(requests * len(recipes)) as advance:
         for name, recipe in recipes.items():
-            manifest = write_synthetic(
-                folders[name], recipe, requests,
-                jobs=jobs, overwrite=overwrite, on_request=advance,
-            )  # fmt: skip
+            manifest = _write_one(folders[name], recipe, requests, jobs, overwrite, advance)
             summaries.append(_summary(name, folders[name], manifest))
     seconds = time.perf_counter() - began
     if as_json:
@@ -142,6 +138,21 @@ def _write(
         )
     events = sum(s["events"] for s in summaries)
     click.echo(f"{seconds:.1f} s with {jobs} processes, {events / seconds:,.0f} events/s")
+
+
+def _write_one(
+    folder: Path, recipe: Recipe, requests: int, jobs: int, overwrite: bool,
+    advance: Callable[[], None],
+) -> Manifest:  # fmt: skip
+    from oled_sim.cli.interrupted import contents, recorded
+    from oled_sim.cli.stopping import keeping
+    from oled_sim.synthesis.generate import write_synthetic
+
+    before = contents(folder)
+    with keeping(lambda: recorded(folder, before, requests, ", all readable")):
+        return write_synthetic(
+            folder, recipe, requests, jobs=jobs, overwrite=overwrite, on_request=advance
+        )
 
 
 def _summary(name: str, out: Path, manifest: Manifest) -> dict[str, Any]:

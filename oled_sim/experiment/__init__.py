@@ -45,7 +45,7 @@ from oled_sim.experiment.inputs import Inputs, SyntheticTrace, TraceName
 from oled_sim.experiment.registry import experiment_names, load_experiment
 from oled_sim.experiment.results import load_table
 from oled_sim.experiment.running import Finished, run_experiments
-from oled_sim.experiment.store import Store
+from oled_sim.experiment.store import Store, parts
 
 __all__ = [
     "Detail",
@@ -62,5 +62,6 @@ __all__ = [
     "experiment_names",
     "load_experiment",
     "load_table",
+    "parts",
     "run_experiments",
 ]

@@ -17,7 +17,9 @@ from oled_sim.experiment.base import Point, Rows
 from oled_sim.experiment.inputs import Inputs
 from oled_sim.experiment.sources import RUNS, digest, policies_digest
 from oled_sim.geometry import DEFAULT_GEOMETRY, find_geometry
+from oled_sim.plugins import content_sha256
 from oled_sim.policy import Policy
+from oled_sim.policy_file import named_in
 from oled_sim.policy_spec import parse_policies
 from oled_sim.run_inputs import costs_for, expert_bytes_of, source_for
 from oled_sim.trace import Trace
@@ -82,8 +84,16 @@ class RunPoint(Point):
         return bundled_profile_for(find_geometry(model))
 
     def code(self) -> str:
-        """Return a digest of engine, costs, trace format and policies."""
-        return f"{digest(RUNS)} {policies_digest()}"
+        """Return a digest of engine, costs, trace format and policies, one's own included."""
+        return " ".join([digest(RUNS), policies_digest(), *self._own_files()])
+
+    def _own_files(self) -> list[str]:
+        """Return what the files hold that the policy is named by; nothing for a bundled one."""
+        policies = parse_policies([self.policy]).values()
+        found = [sha for policy in policies if (sha := content_sha256(type(policy))) is not None]
+        if named_in(self.policy):
+            found += [repr(dict(policy.describe())) for policy in policies]
+        return found
 
     def detail(self, trace: Trace) -> Detail:
         """Return what adds further columns; subclasses that need some override this."""

@@ -186,6 +186,11 @@ class Store:
         return self._profiles[name]
 
 
+def parts(folder: Path) -> set[Path]:
+    """Return the parts that a folder of results holds, whatever they are of."""
+    return set((folder / PARTS).glob("*.parquet"))
+
+
 def _rows_of(part: Path) -> pa.Table:
     """Return what was measured of a point."""
     try:

@@ -26,6 +26,7 @@ from oled_sim.hardware.machine_identity import machine_identity
 from oled_sim.hardware.place import Place
 from oled_sim.hardware.replay import PointRun, slots_for
 from oled_sim.hardware.speed_check import SpeedCheck
+from oled_sim.plugins import content_sha256
 from oled_sim.trace import Trace
 from oled_sim.trace.schema import Kind
 from oled_sim.validation import measured
@@ -118,7 +119,10 @@ def tasks_of(job: Job) -> list[Task]:
             require_causal({contender.spec: policy})
             about = measured.About(
                 policy=measured.PolicyUsed(
-                    spec=contender.spec, label=contender.spec, parameters=dict(policy.describe())
+                    spec=contender.spec,
+                    label=contender.spec,
+                    parameters=dict(policy.describe()),
+                    file_sha256=content_sha256(type(policy)),
                 ),
                 cache=_slots(contender),
                 rules=measured.Rules(

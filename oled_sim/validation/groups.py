@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 
 import numpy as np
 
 from oled_sim.engine.averages import mean
-from oled_sim.validation.measured import About, Cut
+from oled_sim.validation.measured import About, Cut, point_name
 from oled_sim.validation.ranking import Contest, Ranking, rank
 from oled_sim.validation.statistics import Comparison
 
 Passes = tuple[tuple[Cut, ...], tuple[Cut, ...]]
 """Warm-up and measured requests of a point."""
+
+Policies = dict[str, dict[Passes, Comparison]]
+"""The points of a group, by policy."""
 
 
 def rankings_of(
@@ -28,22 +31,57 @@ def rankings_of(
         comparisons: all points.
         assumed_spread: relative spread of those that were run once; None leaves it unknown.
     """
-    groups: dict[tuple[str, str], dict[str, dict[Passes, Comparison]]] = {}
+    groups = _groups(comparisons)
+    found = [_rank(where, policies, assumed_spread) for (where, _), policies in groups.items()]
+    return [ranking for ranking in found if ranking is not None]
+
+
+def unranked(comparisons: Sequence[Comparison]) -> str:
+    """Return which points other policies could have been ranked with, but have no equal of.
+
+    Empty without one. A policy that is alone with its cache on its data set is no such case.
+    """
+    names = [
+        f"{point_name(comparison.point.about)} ({_up_to(measured)})"
+        for policies in _groups(comparisons).values()
+        for points in policies.values()
+        for (warmup, measured), comparison in points.items()
+        if (warmup, measured) not in _common(policies)
+    ]
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)}: left out of rankings, as not every policy of that cache and data set"
+        " has a point with the same warm-up, requests and passes"
+    )
+
+
+def _up_to(measured: Sequence[Cut]) -> str:
+    """Return how many decode passes of its requests a point has, in words."""
+    numbers = dict.fromkeys(cut.decode_passes for cut in measured)
+    return f"{', '.join('all' if n is None else str(n) for n in numbers)} decode passes"
+
+
+def _groups(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], Policies]:
+    """Return the points that may be ranked together, by what they have in common."""
+    groups: dict[tuple[str, str], Policies] = {}
     for comparison in comparisons:
         about = comparison.point.about
         # Two traces of one name are two data sets.
         policies = groups.setdefault((_where(about), about.trace.sha256), {})
         points = policies.setdefault(about.policy.label, {})
         points[about.warmup, about.measured] = comparison
-    found = [_rank(where, policies, assumed_spread) for (where, _), policies in groups.items()]
-    return [ranking for ranking in found if ranking is not None]
+    return groups
 
 
-def _rank(
-    where: str, policies: Mapping[str, Mapping[Passes, Comparison]], assumed_spread: float | None
-) -> Ranking | None:
+def _common(policies: Policies) -> set[Passes]:
+    """Return the warm-up and measured requests of which every policy of a group has a point."""
+    return set.intersection(*(set(points) for points in policies.values()))
+
+
+def _rank(where: str, policies: Policies, assumed_spread: float | None) -> Ranking | None:
     """Rank the policies of a group by the points that all have; None without two policies."""
-    common = set.intersection(*(set(points) for points in policies.values()))
+    common = _common(policies)
     if len(policies) < 2 or not common:
         return None
     contests = [

@@ -95,11 +95,18 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 
 
 class PolicyUsed(_Strict, frozen=True, kw_only=True):
-    """``spec``: as after ``--policy``. ``label``: what results call it. ``parameters``: all."""
+    """The policy that ran.
+
+    Attributes:
+        spec: as after ``--policy``. label: what results call it. parameters: all of them.
+        file_sha256: of the Python file that defines it, where the specification names one; None
+            in files of before this was noted.
+    """
 
     spec: str
     label: str
     parameters: dict[str, Any]
+    file_sha256: str | None = None
 
 
 class TraceUsed(_Strict, frozen=True, kw_only=True):

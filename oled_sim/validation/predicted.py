@@ -16,10 +16,11 @@ from oled_sim.engine.runner import Contender, simulate_all
 from oled_sim.engine.simulation import GroupRecord
 from oled_sim.engine.source import Source
 from oled_sim.engine.state import PASS_COUNTS
-from oled_sim.errors import MeasurementError, OledSimError
+from oled_sim.errors import MeasurementError, OledSimError, UsageError
+from oled_sim.plugins import content_sha256
 from oled_sim.policy import Policy
 from oled_sim.policy_spec import parse_policies
-from oled_sim.validation.measured import About, Cut
+from oled_sim.validation.measured import About, Cut, point_name
 from oled_sim.validation.rows import event_rows, pass_rows
 
 
@@ -48,12 +49,19 @@ def policy_of(about: About) -> Policy:
 
     Raises:
         MeasurementError: it cannot be made as it was.
+        UsageError: the file that defines it has changed.
     """
     used = about.policy
     try:
         (policy,) = parse_policies([used.spec]).values()
     except (OledSimError, ValueError) as error:
         raise MeasurementError(f"policy {used.spec!r} cannot be made again: {error}") from error
+    if used.file_sha256 is not None and content_sha256(type(policy)) != used.file_sha256:
+        raise UsageError(
+            f"the file of policy {used.spec!r} has changed since {point_name(about)} was measured:"
+            f" validate with the one of checksum {used.file_sha256[:12]} in its place, or replay"
+            " with today's into another folder"
+        )
     mine, theirs = _plain(dict(policy.describe())), _plain(used.parameters)
     for name in sorted(mine.keys() | theirs.keys()):
         if mine.get(name) != theirs.get(name):

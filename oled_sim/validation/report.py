@@ -12,7 +12,7 @@ import msgspec
 from oled_sim.policy import Policy
 from oled_sim.validation.checks import check_tables, check_together
 from oled_sim.validation.decisions import compare_decisions
-from oled_sim.validation.groups import rankings_of
+from oled_sim.validation.groups import rankings_of, unranked
 from oled_sim.validation.measured import Machine, Point, ProfileUsed, point_name
 from oled_sim.validation.order import InOrder, decide_in_order
 from oled_sim.validation.pauses import predict_point
@@ -43,7 +43,8 @@ class Report:
         errors: over all of them; by_regime, by_policy, by_state: over some. The last go by what
             the machine was like beside its profile.
         lanes: errors by column, such as ``h2d_busy_us``.
-        rankings: one per cache and data set. correlation: over all points.
+        rankings: one per cache and data set. unranked: which points had to be left out of them,
+            empty without one. correlation: over all points.
         targets: what had to be reached.
     """
 
@@ -54,6 +55,7 @@ class Report:
     by_state: dict[str, Errors]
     lanes: dict[str, LaneErrors]
     rankings: tuple[Ranking, ...]
+    unranked: str
     correlation: Correlation
     targets: tuple[Target, ...]
 
@@ -126,6 +128,7 @@ def report_of(comparisons: Sequence[Comparison], assumed_spread: float | None = 
         by_state=errors_by(comparisons, lambda c: c.state),
         lanes=lane_errors(comparisons),
         rankings=tuple(rankings),
+        unranked=unranked(comparisons),
         correlation=correlation_of(comparisons),
         targets=tuple(targets_of(comparisons, errors, rankings)),
     )
@@ -186,7 +189,15 @@ def to_plain(report: Report) -> dict[str, Any]:
     about = report.comparisons[0].point.about
     rest = {
         name: getattr(report, name)
-        for name in ("errors", "by_regime", "by_policy", "lanes", "rankings", "correlation")
+        for name in (
+            "errors",
+            "by_regime",
+            "by_policy",
+            "lanes",
+            "rankings",
+            "unranked",
+            "correlation",
+        )
     }
     return {
         "machine": msgspec.to_builtins(about.machine),

@@ -64,6 +64,7 @@ def facts(report: Report) -> dict[str, str]:
         "Geometry": about.geometry.name + _layers(about),
         "Points": f"{points}, run {repeated} times each, measured {' to '.join(_ends(dates))}",
         "Traces": ", ".join(traces),
+        **({"Unranked": report.unranked} if report.unranked else {}),
     }
 
 

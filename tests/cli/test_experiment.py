@@ -140,9 +140,11 @@ def test_an_interrupt_keeps_finished_points_and_leaves_no_process(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the children get it too
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.strip().endswith("Error: interrupted")
     finished = list(out.glob("parts/*.parquet"))
     assert finished
+    points = f"{len(finished)} points more are" if len(finished) > 1 else "1 point more is"
+    says = f"Error: experiment stopped: {points} in {out}; the same command goes on from there"
+    assert err.strip().splitlines()[-1] == says
     assert all(len(pd.read_parquet(part)) for part in finished)
     assert not list(out.glob("parts/.*"))
     with pytest.raises(ProcessLookupError):

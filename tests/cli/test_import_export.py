@@ -151,7 +151,8 @@ def test_ctrl_c_leaves_what_was_there(tmp_path, table, monkeypatch, before):
         patched.setattr("oled_sim.trace.writer.encode_table", interrupted)
         stopped = call(*command)
     as_it_was = f", the trace {out} is as it was" if before else ""
-    assert str(stopped.exception) == f"interrupted: nothing of {table} was imported{as_it_was}"
+    said = str(stopped.exception)
+    assert said == f"import csv stopped: nothing of {table} was imported{as_it_was}"
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == kept
     assert (tmp_path / "new").exists() == before
     assert call(*command).exit_code == 0

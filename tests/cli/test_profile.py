@@ -137,7 +137,8 @@ def test_an_interrupt_leaves_no_file(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("oled_sim.hardware.measuring.measure.measure_gpu_experts", interrupt)
     code, message = refused(capsys, *QUICK, "--out", tmp_path / "toy.toml")
-    assert (code, message.strip().splitlines()[-1]) == (130, "Error: interrupted")
+    says = "Error: profile stopped: nothing is kept, a profile is measured in one go"
+    assert (code, message.strip().splitlines()[-1]) == (130, says)
     assert list(tmp_path.iterdir()) == []
 
 

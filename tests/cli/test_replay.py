@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -159,6 +160,34 @@ def test_repetitions_are_added_to_those_that_are_there(home, begun, tmp_path):
     assert read_point(tmp_path / "oled-c5-trace-r2").about.repetitions == 2
 
 
+@pytest.mark.parametrize(
+    ("more", "finished", "says"),
+    [
+        ((), 0, "no repetition was finished, {out} is as it was"),
+        ((), 1, "2 of 4 repetitions are in {out}; the same command goes on from there"),
+        (
+            ("--force",), 1,
+            "1 of 4 repetitions in {out} are new, points that it did not come to are as they were",
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_stopped_says_what_is_kept(
+    capsys, monkeypatch, home, begun, tmp_path, more, finished, says
+):
+    shutil.copytree(begun, tmp_path / begun.name)
+
+    def run_tasks(_, tasks, **__):
+        for task in tasks[:finished]:
+            yield read_point(begun)._replace(about=task.about)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    points = ("--policy", "oled", "--repetitions", "2", "--out", tmp_path)
+    code, error = refused(capsys, *begun_by(home, *points, *more))
+    assert code == 130
+    assert error.splitlines()[-1] == f"Error: replay stopped: {says.format(out=tmp_path)}"
+
+
 def test_fewer_repetitions_than_are_there_are_enough(capsys, replayed, home):
     assert replayed.returncode == 0, replayed.stderr
     main([str(a) for a in repeated(home, "--repetitions", "1")])
@@ -176,6 +205,42 @@ def test_a_point_begun_on_another_machine_is_not_gone_on_with(capsys, home, begu
     assert code == 2 and "was measured with machine another, not" in error
     main([str(a) for a in begun_by(home, "--repetitions", "1", "--out", tmp_path)])
     assert "1 of 1 points are in" in capsys.readouterr().err
+
+
+POLICY = """
+from dataclasses import dataclass
+import numpy as np
+from oled_sim.policy import Policy
+
+@dataclass
+class Mine(Policy):
+    def score(self, layer, event):
+        return np.{}(16)
+"""
+
+
+@pytest.mark.slow
+def test_a_point_is_of_one_content_of_a_policy_file(capsys, home, tmp_path):
+    mine = tmp_path / "mine.py"
+    arguments = [a if a != "lru" else mine for a in begun_by(home, "--out", tmp_path / "points")]
+    mine.write_text(POLICY.format("zeros"))
+    done = run(*arguments, "--repetitions", "1")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "points").iterdir()
+    used = read_point(folder).about.policy
+    assert used.file_sha256 == hashlib.sha256(mine.read_bytes()).hexdigest()
+    mine.write_text(POLICY.format("ones"))
+    changed = hashlib.sha256(mine.read_bytes()).hexdigest()
+    for repetitions in ("1", "2"):
+        code, error = refused(capsys, *arguments, "--repetitions", repetitions)
+        assert code == 2
+        assert f"mine.py of checksum {used.file_sha256[:12]}, not {changed[:12]}: give" in error
+    validated = ("validate", tmp_path / "points", "--profile", home / "profile.toml")
+    code, error = refused(capsys, *validated, "--allow-other-hardware")
+    assert code == 2 and error.count("\n") == 1
+    assert "mine.py' has changed since" in error and f"checksum {used.file_sha256[:12]}" in error
+    mine.write_text(POLICY.format("zeros"))
+    main([str(a) for a in (*validated, "--allow-other-hardware")])
 
 
 def test_a_clairvoyant_policy_is_refused(capsys, home, tmp_path):
@@ -254,6 +319,7 @@ def test_a_point_of_other_settings_is_no_answer(capsys, replayed, home, more, sa
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
+        ("policy.file_sha256", "0" * 64, "--policy lru of checksum (none), not 000000000000"),
         ("policy.parameters.dispatch", "cpu", "--policy lru with dispatch transfer, not cpu"),
         ("rules.extrapolate", False, "--extrapolate on, not off"),
         ("geometry.name", "big", "--geometry small, not big"),
@@ -296,8 +362,55 @@ def test_verify_refuses_a_point_that_was_checked_less(capsys, replayed, home):
     main([str(a) for a in repeated(home, "--out", home / "less")])
     capsys.readouterr()
     code, error = refused(capsys, *repeated(home, "--out", home / "less", "--verify"))
-    assert code == 2 and "19 of 20 events compared with full residency, not all" in error
-    assert "--force to measure it again" in error
+    assert code == 2 and "19 of 20 events compared with full residency, and what has run" in error
+    assert "leave out --verify, give another --out, or --force to measure it again" in error
+
+
+def test_verify_adds_no_repetitions_to_one_that_was_not_verified(capsys, home, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / begun.name)
+    more = ("--repetitions", "2", "--out", tmp_path, "--verify")
+    code, error = refused(capsys, *begun_by(home, *more))
+    assert code == 2 and " of 6 events compared with full residency, and what has run" in error
+    assert read_point(tmp_path / begun.name).about.repetitions == 1
+
+
+def test_the_share_of_events_that_were_checked_is_shown(capsys, replayed, home):
+    """One verified repetition, and another of which nothing was checked."""
+    assert replayed.returncode == 0, replayed.stderr
+    assert [p["lossless"]["events"] for p in json.loads(replayed.stdout)["points"]] == [20, 20]
+    folder = home / "half" / "lru-c5-trace-r2"
+    shutil.copytree(home / "points" / "lru-c5-trace-r2", folder)
+    about = json.loads((folder / "point.json").read_text())
+    about["lossless"] |= {"events_checked": 10, "worst_relative_error": 1.5e-6}
+    (folder / "point.json").write_text(json.dumps(about))
+    main([str(a) for a in repeated(home, "--out", home / "half")])
+    assert "1.5e-06 (50%)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_a_file_in_place_of_a_points_folder_is_found_before_the_run(
+    capsys, monkeypatch, home, tmp_path, more
+):
+    def run_tasks(*_, **__):
+        raise AssertionError("nothing is to run")
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    place = tmp_path / "lru-c5-trace-r2"
+    place.write_text("mine")
+    code, error = refused(capsys, *begun_by(home, "--out", tmp_path, *more))
+    assert code == 2 and f"{place} is a file where a point's folder would be" in error
+    assert place.read_text() == "mine" and [*tmp_path.iterdir()] == [place]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_points_folder_that_may_not_be_written_to_is_found_before_the_run(
+    capsys, home, begun, tmp_path
+):
+    place = shutil.copytree(begun, tmp_path / begun.name)
+    place.chmod(0o500)
+    code, error = refused(capsys, *begun_by(home, "--repetitions", "2", "--out", tmp_path))
+    place.chmod(0o700)
+    assert code == 2 and f"{place} may not be written to" in error
 
 
 def test_a_damaged_table_can_be_measured_again(capsys, replayed, home):

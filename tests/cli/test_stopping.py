@@ -54,9 +54,11 @@ def stopped(arguments, begun, number):
 def test_finished_points_of_several_processes_stay(tmp_path, number):
     arguments = ["reproduce", "--quick", "--jobs", 2, "--out", tmp_path]
     err = stopped(arguments, lambda: list(tmp_path.glob("parts/*.parquet")), number)
-    assert err.strip().endswith("Error: interrupted")
     assert "Traceback" not in err and "leaked" not in err
     finished = list(tmp_path.glob("parts/*.parquet"))
+    said = err.strip().splitlines()[-1]
+    assert said.startswith(f"Error: reproduce stopped: {len(finished)} point")
+    assert said.endswith(f" in {tmp_path}; the same command goes on from there")
     assert finished and all(len(pd.read_parquet(part)) for part in finished)
 
 
@@ -70,9 +72,10 @@ def test_finished_requests_of_several_processes_stay(tmp_path, number):
         lambda: len(list(out.glob("routing/*.parquet"))) > 4,
         number,
     )
-    assert err.strip() == "Error: interrupted"
     trace = open_trace(out)
     assert 0 < len(trace) < 400
+    kept = f"{len(trace)} of 400 requests are in {out}, all readable"
+    assert err.strip() == f"Error: synth stopped: {kept}"
     assert all(request.passes for request in trace)  # read with their checksums
 
 
@@ -85,7 +88,19 @@ def test_exit_codes_tell_signals_apart(monkeypatch, sigterm, number):
     monkeypatch.setattr("oled_sim.trace.open_trace", stop)
     ended = oled_sim("run", "--policy", "lru", "--cache", 4)
     assert ended.returncode == EXIT_CODE[number]
-    assert ended.stderr.strip() == "Error: interrupted"
+    assert ended.stderr.strip() == "Error: run stopped: what was not finished is left out"
+
+
+def test_a_sweep_says_that_it_keeps_nothing_and_what_does(monkeypatch, sigterm, tmp_path):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oled_sim.cli.grids.sweep", stop)
+    out = tmp_path / "sweep.csv"
+    ended = oled_sim("sweep", "nano-gsm8k", "--policy", "lru", "--cache", 4, "--out", out)
+    assert ended.returncode == 130 and not list(tmp_path.iterdir())
+    said = "nothing is kept, all combinations finish together; as an experiment of your own"
+    assert f"Error: sweep stopped: {said} (docs/experiments.md) the grid goes on" in ended.stderr
 
 
 def test_a_second_sigterm_does_not_disturb_the_cleanup(monkeypatch, sigterm):

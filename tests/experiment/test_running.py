@@ -65,6 +65,21 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path):
     assert content(out) == content(tmp_path / "at once")
 
 
+@pytest.mark.parametrize("spec", ["mine.py", "grid.toml:mine"])
+def test_a_policy_file_that_has_changed_is_measured_again(tmp_path, monkeypatch, spec):
+    monkeypatch.chdir(tmp_path)
+    mine, grid = tmp_path / "mine.py", tmp_path / "grid.toml"
+    code = "from oled_sim.policies.lru import LRU\n\nclass Mine(LRU):\n    {}\n"
+    table = '[[policy]]\nname = "lfu"\nlabel = "mine"\ncount = "{}"\n'
+
+    def part(body, count):
+        mine.write_text(code.format(body))
+        grid.write_text(table.format(count))
+        return Store(tmp_path / "out").part(RunPoint("nano-gsm8k", policy=spec, cache=4))
+
+    assert part("pass", "tokens") == part("pass", "tokens") != part("...", "event")
+
+
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
     for jobs in (1, 2):

@@ -1,11 +1,15 @@
 """What users write after ``--policy``."""
 
+import hashlib
+import os
+
 import pytest
 
 from oled_sim.errors import PluginError, PolicyError, UsageError
+from oled_sim.plugins import content_sha256
 from oled_sim.policies.lfu import LFU
 from oled_sim.policies.oled import OLED
-from oled_sim.policy_spec import parse_policy
+from oled_sim.policy_spec import load_policy, parse_policy
 
 MINE = '''
 from dataclasses import dataclass
@@ -95,6 +99,18 @@ def test_files_of_one_name_are_two_policies(mine, tmp_path):
 
 LIST = "xs: list[float] = param([1.0, 2.0], 'a list')\n    decay: float"
 SEVERAL = MINE.replace("decay: float", LIST)
+
+
+def test_a_file_is_what_it_holds_when_it_is_loaded(mine):
+    """Also where bytecode of before has the same size and time."""
+    first = load_policy(str(mine))
+    assert content_sha256(first) == hashlib.sha256(mine.read_bytes()).hexdigest()
+    before, time = mine.read_bytes(), mine.stat().st_mtime_ns
+    mine.write_bytes(before.replace(b"0.5", b"0.7"))
+    os.utime(mine, ns=(time, time))
+    assert parse_policy(str(mine)).decay == 0.7
+    assert content_sha256(load_policy(str(mine))) == hashlib.sha256(mine.read_bytes()).hexdigest()
+    assert content_sha256(load_policy("lru")) is None
 
 
 def test_parameters_with_several_values(mine):

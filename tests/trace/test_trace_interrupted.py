@@ -1,9 +1,9 @@
-"""What is said when Ctrl-C ends a recording."""
+"""What is said to be kept of a recording that Ctrl-C ends."""
 
 import numpy as np
 import pytest
 
-from oled_sim.cli.interrupted import contents, interrupted
+from oled_sim.cli.interrupted import contents, recorded
 from oled_sim.testing.traces import random_manifest, random_request, write_trace
 from oled_sim.trace import TraceWriter
 
@@ -30,20 +30,16 @@ def stop(path, geometry, *finished):
 def test_an_old_trace_is_no_progress(old, geometry):
     before = contents(old)
     stop(old, geometry)
-    assert interrupted(old, before, 3, "") == (
-        f"interrupted before a request was finished: {old} is as it was"
-    )
+    assert recorded(old, before, 3, "") == f"no request was finished, {old} is as it was"
 
 
 def test_what_is_finished_is_counted(old, geometry):
     before = contents(old)
     stop(old, geometry, 5)
-    assert interrupted(old, before, 3, ": go on") == (
-        f"interrupted with 1 of 3 requests in {old}: go on"
-    )
+    assert recorded(old, before, 3, "; go on") == f"1 of 3 requests are in {old}; go on"
 
 
 def test_nothing_is_nothing(tmp_path):
     assert contents(tmp_path) == contents(None) == b""
     for out in (tmp_path, None):
-        assert interrupted(out, b"", 3, "") == "interrupted, and nothing was recorded"
+        assert recorded(out, b"", 3, "") == "nothing was recorded"

@@ -1,5 +1,7 @@
 """Measured points beside their predictions: what is found, and what is refused."""
 
+import hashlib
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -97,6 +99,19 @@ class TestPrediction:
             MeasurementError, match=r"ran with psi=other and would now run with psi="
         ):
             policy_of(msgspec.structs.replace(about, policy=used))
+
+    def test_a_policy_whose_file_has_changed_is_refused(self, trace, tmp_path):
+        file = tmp_path / "mine.py"
+        file.write_text("from oled_sim.policies.lru import LRU\n\nclass Mine(LRU):\n    pass\n")
+        about = about_of(trace, f"{file}", 4)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        used = msgspec.structs.replace(about.policy, file_sha256=digest)
+        noted = msgspec.structs.replace(about, policy=used)
+        policy_of(noted)
+        file.write_text(file.read_text() + "    learns = False\n")
+        policy_of(about)  # of before it was noted
+        with pytest.raises(UsageError, match=rf"mine.py' has changed since .*{digest[:12]} in its"):
+            policy_of(noted)
 
     def test_an_unknown_policy_is_refused(self, trace):
         used = PolicyUsed(spec="lrru", label="lrru", parameters={})

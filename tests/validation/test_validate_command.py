@@ -17,7 +17,7 @@ from measured_points import changed, made_trace, save, simulated_point
 
 from oled_sim.cli.main import main
 from oled_sim.costs.store import load_profile, save_profile
-from oled_sim.validation.measured import ProfileUsed, profile_sha256
+from oled_sim.validation.measured import Cut, ProfileUsed, profile_sha256
 
 
 def call(*arguments):
@@ -72,6 +72,33 @@ def test_json_holds_every_figure(root):
         ("lru", "oled"), key=lambda p: by_point[f"{p}-c4-gsm-r1"]["measured_tpot_us"]
     )
     assert found["geometry"]["name"] == "llada2.0-mini" and found["traces"] == ["gsm"]
+
+
+def test_points_without_an_equal_are_named(trace, root, tmp_path):
+    """Of two caches: in one the passes of two policies differ, in the other one of three."""
+    six, seven = ((Cut(request=1, decode_passes=n),) for n in (6, 7))
+    points = [
+        simulated_point(trace, "lru", 4, measured=six),
+        simulated_point(trace, "oled", 4, measured=seven),
+        simulated_point(trace, "lru", 6, measured=six),
+        simulated_point(trace, "oled", 6, measured=six),
+        simulated_point(trace, "lru", 6, measured=(Cut(request=2),)),
+    ]
+    mixed = save(tmp_path / "mixed", *points)
+    says = (
+        "lru-c4-gsm-r1 (6 decode passes), oled-c4-gsm-r1 (7 decode passes), lru-c6-gsm-r2 (all"
+        " decode passes): left out of rankings, as not every policy of that cache and data set has"
+        " a point with the same warm-up, requests and passes"
+    )
+    code, out, err = call("validate", mixed, "--out", tmp_path / "report")
+    assert code == 0, err
+    assert f"Unranked  {says}\n" in out
+    assert f"\n- Unranked: {says}\n" in (tmp_path / "report" / "summary.md").read_text()
+    found = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert found["unranked"] == says and len(found["rankings"]) == 1
+    code, out, _ = call("validate", root)
+    assert "Unranked" not in out
+    assert json.loads(call("validate", root, "--json")[1])["unranked"] == ""
 
 
 def test_required_targets_decide_the_exit_code(root, points, tmp_path):
