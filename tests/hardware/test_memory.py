@@ -8,6 +8,7 @@ from oled_sim.errors import CapacityError, CheckpointError, UsageError
 from oled_sim.geometry import find_geometry
 from oled_sim.hardware import memory
 from oled_sim.hardware.host_experts import HostExperts, require_host_memory
+from oled_sim.hardware.measuring import rig
 from oled_sim.hardware.place import Place, find_place
 from oled_sim.hardware.slab import Slab, require_gpu_memory
 
@@ -127,3 +128,15 @@ def test_experts_of_the_bundled_model(cpu, model, tmp_path):
             assert torch.equal(experts.down(position, expert), weights.down_proj[expert])
     with pytest.raises(CheckpointError):
         HostExperts.from_model(tmp_path, cpu)
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "expected_bytes"),
+    [(float("inf"), 16 << 30), (128 << 30, 16 << 30), (32 << 30, 8 << 30)],
+)
+def test_experts_that_are_measured_take_a_quarter_of_the_memory_at_most(
+    available_bytes, expected_bytes, monkeypatch
+):
+    monkeypatch.setattr(rig, "available_host_bytes", lambda: (available_bytes, "made up"))
+    assert rig.host_pool_bytes(Place(torch.device("cuda"), torch.bfloat16)) == expected_bytes
+    assert rig.host_pool_bytes(Place(torch.device("cpu"), torch.float32)) == 1 << 30

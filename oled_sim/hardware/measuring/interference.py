@@ -87,8 +87,8 @@ def _slowdown(clock: Clock, lane: Lane, loads: list[Load], tries: int, what: str
         beside_us = _beside(clock, lane, loads, alone_us, each)
         if not beside_us:
             raise ProfileError(
-                f"{what} could not be measured: what kept the others busy always ended first; measure"
-                " again while nothing else runs on the machine"
+                f"{what} could not be measured: what kept the others busy always ended first;"
+                " measure again while nothing else runs on the machine"
             )
         factors += [us / alone_us for us in beside_us]
     return _at_least_one(spread(factors))

@@ -16,13 +16,19 @@ from oled_sim.hardware.grouped import GroupedExperts
 from oled_sim.hardware.host_experts import HostExperts
 from oled_sim.hardware.measuring.axes import Axes, ExpertAxes
 from oled_sim.hardware.measuring.events import Rotation, tokens_of
+from oled_sim.hardware.memory import available_host_bytes
 from oled_sim.hardware.place import Place
 from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 
 SEED = 0
-HOST_POOL_BYTES = 1 << 30
-"""Least size of the experts in host memory, unless all of the model's are fewer."""
+HOST_POOL_BYTES, SMALL_HOST_POOL_BYTES = 16 << 30, 1 << 30
+"""Least size of the experts in host memory with a GPU and without, unless all of the model's are
+fewer. Servers have last level caches of hundreds of MB, which keep part of what is read in turn
+even where that is several times as large: experts of 1 GiB would be found there more often than
+those of a run."""
+HOST_SHARE = 0.25
+"""Of the host memory that is available, the most that these may take."""
 GPU_POOL_BYTES = 3 << 30
 """Least size of the experts on the GPU."""
 WEIGHTS_BYTES = 256 << 20
@@ -68,7 +74,7 @@ def built(
         UsageError: torch cannot serve so many workers.
     """
     layer_bytes = cost.experts * expert_elements(cost) * place.item_bytes
-    pool_bytes = 0 if quick else HOST_POOL_BYTES
+    pool_bytes = 0 if quick else host_pool_bytes(place)
     layers = min(cost.moe_layers, max(1, math.ceil(pool_bytes / layer_bytes)))
     most = tokens_on_gpu(axes, cost)
     with HostExperts.random(cost, layers, place, SEED) as experts:
@@ -86,6 +92,13 @@ def built(
                 cost, axes, place, workers, _backbone_layers(cost, place, quick), experts,
                 Rotation(layers, cost.experts), slab, grouped, lane, x, out,
             )  # fmt: skip
+
+
+def host_pool_bytes(place: Place) -> int:
+    """Return how large the experts in host memory are to be."""
+    if not place.cuda:  # whose random numbers take a processor minutes
+        return SMALL_HOST_POOL_BYTES
+    return int(min(HOST_POOL_BYTES, HOST_SHARE * available_host_bytes()[0]))
 
 
 def tokens_on_gpu(axes: Axes, cost: CostGeometry) -> int:
