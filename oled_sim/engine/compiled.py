@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.events import admit, advance, ask_prefetches, settle
+from oled_sim.engine.admission import admit
+from oled_sim.engine.events import advance
+from oled_sim.engine.gate import settle
 from oled_sim.engine.jit import compiled_for, inlined, merged, specialised
 from oled_sim.engine.merge import frozen
 from oled_sim.engine.packing import Packed, Packer, unpacked
+from oled_sim.engine.prefetch_queue import ask_prefetches
 from oled_sim.engine.state import (
     DECIDE,
     EVENT,
