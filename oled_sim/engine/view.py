@@ -5,17 +5,24 @@ Of a trace's signals it sees those that it declares; the rest is not even worked
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.compiled import gate_of
 from oled_sim.engine.future import Beyond, Cursor, Withheld, nothing_beyond
 from oled_sim.engine.hooks import Hooks
-from oled_sim.engine.merge import own
+from oled_sim.engine.merge import frozen, own
 from oled_sim.engine.state import USES, Course
 from oled_sim.engine.state_machine import StateMachine
 from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.policy import Event, Gate
+
+NO_GATES = np.full((1, 1), np.nan, np.float32)
+NO_CONFIDENCE = np.full(1, np.nan)
+NO_FULL_GATE = np.empty((0, 0), np.float32)
+for _nothing in (NO_GATES, NO_CONFIDENCE, NO_FULL_GATE):
+    _nothing.flags.writeable = False
 
 
 class View:
@@ -86,3 +93,23 @@ class View:
         if self._gate is None or self._gate[0] is not batch:
             self._gate = batch, gate_of(batch, self._sees)
         return self._gate[1]
+
+
+def gate_of(batch: AnyBatch, sees: Collection[str]) -> Gate:
+    """Return what a kernel may read of a batch: signals only for those who declare them.
+
+    They are worked out on first use, which costs more than running a policy without them.
+    """
+    full_gate = batch.full_gate if "full_gate" in sees else None
+    return Gate(
+        rows=batch.rows,
+        routes=batch.routes,
+        gates=NO_GATES if "gates" not in sees or batch.gates is None else batch.gates,
+        confidence=batch.confidence if "confidence" in sees else NO_CONFIDENCE,
+        offset=batch.course.offset,
+        experts=batch.experts,
+        tokens=batch.tokens,
+        full_gate=NO_FULL_GATE if full_gate is None else frozen(full_gate),
+        event_pass=batch.course.event_pass,
+        kind=frozen(batch.kind),
+    )
