@@ -70,7 +70,7 @@ def enqueue(queue, queued, turn, layer, expert, priority):
     queue.priority[row] = priority
 
 
-@lean
+@inlined
 def dequeue(work, queue, row):
     """Remove an entry of the queue; the last one takes its row."""
     last = work[QUEUED] - 1
@@ -95,7 +95,7 @@ def first_in_queue(work, queue):
     return best
 
 
-@merged
+@lean
 def begin_prefetch(work, queue, row, size):
     """Make an entry of the queue the job of the copy engine, and account for its ``size`` bytes."""
     work[KIND + H2D] = PREFETCH
