@@ -32,6 +32,7 @@ from oled_sim.engine import events
 from oled_sim.engine.batch import Batch
 from oled_sim.engine.budget import Budget
 from oled_sim.engine.cut import CutSource
+from oled_sim.engine.jit import direct
 from oled_sim.engine.rules import Group, Rules, Splits, split_requests
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.source import TraceSource
@@ -63,7 +64,7 @@ class TimedLanes:
     def enter(self, simulation: Simulation, batch: Batch, course: Course) -> None:
         """Start a group."""
         self._simulation, self._course = simulation, course
-        self._proceed = events.Kernels().proceed
+        self._proceed = direct(events.proceed)
         self._asked, self._pass_ns, self._left_ns = PASS_ENDED, 0, 0
 
     def run_on(self) -> int:

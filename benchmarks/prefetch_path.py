@@ -21,7 +21,8 @@ import torch
 from oled_sim.costs.lanes import load_costs
 from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
-from oled_sim.engine.events import Kernels
+from oled_sim.engine.jit import direct
+from oled_sim.engine.prefetch_queue import ask_prefetches
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.state import QUEUED
@@ -67,7 +68,7 @@ def prepare() -> tuple[Simulation, Prefetches]:
 
 def measure(simulation: Simulation, prefetches: Prefetches, queued: int, evict: int) -> float:
     """Return µs per prefetch."""
-    rng, ask, evicts = np.random.default_rng(0), Kernels().ask_prefetches, np.zeros(evict, np.uint8)
+    rng, ask, evicts = np.random.default_rng(0), direct(ask_prefetches), np.zeros(evict, np.uint8)
     state, taken_ns = simulation.state, 0
     layers, experts = state.pools.resident.shape
     for _ in range(PREFETCHES):

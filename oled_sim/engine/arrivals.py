@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from oled_sim.engine.events import end_pass, release_held
+from oled_sim.engine.events import end_pass
+from oled_sim.engine.prefetch_queue import begin_prefetch, first_in_queue, release_held
 from oled_sim.engine.state import (
     APPROACHING,
     ARRIVED,
@@ -39,12 +40,9 @@ from oled_sim.engine.state import (
     PASS_ENDED,
     PHASE,
     PREFETCH,
-    PREFETCHED,
-    PREFETCHED_BYTES,
     QUEUED,
     USED,
 )
-from oled_sim.engine.timeline import dequeue, first_in_queue
 from oled_sim.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -171,13 +169,7 @@ class RecordedPace:
             raise self._unfit(f"starts a prefetch of expert {expert} that nobody waits for")
         if tuple(state.queue.entry[row, :2].astype(int)) != (layer, expert):
             raise self._unfit(f"starts a prefetch of expert {expert} out of turn")
-        dequeue(work, state.queue, row)
-        size = state.lanes.expert_bytes[layer]
-        work[KIND + H2D], work[JOB_LAYER + H2D], work[JOB_EXPERT + H2D] = PREFETCH, layer, expert
-        work[USED] += 1
-        work[COPIED_BYTES] += size
-        work[PREFETCHED] += 1
-        work[PREFETCHED_BYTES] += size
+        begin_prefetch(work, state.queue, row, state.lanes.expert_bytes[layer])
 
     def _land(self, layer: int, expert: int) -> None:
         work = self._work

@@ -9,17 +9,19 @@ give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.events import admit, advance, ask_prefetches, settle
+from oled_sim.engine.admission import admit
+from oled_sim.engine.events import advance
+from oled_sim.engine.gate import settle
 from oled_sim.engine.jit import compiled_for, inlined, merged, specialised
-from oled_sim.engine.merge import frozen
 from oled_sim.engine.packing import Packed, Packer, unpacked
+from oled_sim.engine.prefetch_queue import ask_prefetches
 from oled_sim.engine.state import (
     DECIDE,
     EVENT,
@@ -30,16 +32,10 @@ from oled_sim.engine.state import (
     Course,
     State,
 )
-from oled_sim.engine.unfolding import AnyBatch
 from oled_sim.policy import Compiled, Gate, Policy, asks_for_none
 
 # ruff: noqa: ANN001, ANN202
 
-NO_GATES = np.full((1, 1), np.nan, np.float32)
-NO_CONFIDENCE = np.full(1, np.nan)
-NO_FULL_GATE = np.empty((0, 0), np.float32)
-for _nothing in (NO_GATES, NO_CONFIDENCE, NO_FULL_GATE):
-    _nothing.flags.writeable = False
 HOOKS = (
     "begin_request", "dispatch", "prefetch", "rescore", "reside", "score", "compiled",
 )  # fmt: skip
@@ -53,26 +49,6 @@ def offers(policy: Policy) -> bool:
     replaced.
     """
     return "compiled" in vars(type(policy)) and not any(hook in vars(policy) for hook in HOOKS)
-
-
-def gate_of(batch: AnyBatch, sees: Collection[str]) -> Gate:
-    """Return what a kernel may read of a batch: signals only for those who declare them.
-
-    They are worked out on first use, which costs more than running a policy without them.
-    """
-    full_gate = batch.full_gate if "full_gate" in sees else None
-    return Gate(
-        rows=batch.rows,
-        routes=batch.routes,
-        gates=NO_GATES if "gates" not in sees or batch.gates is None else batch.gates,
-        confidence=batch.confidence if "confidence" in sees else NO_CONFIDENCE,
-        offset=batch.course.offset,
-        experts=batch.experts,
-        tokens=batch.tokens,
-        full_gate=NO_FULL_GATE if full_gate is None else frozen(full_gate),
-        event_pass=batch.course.event_pass,
-        kind=frozen(batch.kind),
-    )
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oled_sim.engine.rules import Group
 from oled_sim.engine.state import N_DEMAND, N_FOLLOWED, N_REUSED, Course, Pools
 
 
@@ -40,3 +41,34 @@ class Handover:
         for column in (N_FOLLOWED, N_REUSED):
             self._counts[self._rows, column] = course.counts[events + self._layers, column]
         return course._replace(counts=course.counts[:events])
+
+
+class Stretches:
+    """Goes from stretch to stretch of a batch, and from batch to batch."""
+
+    def __init__(self) -> None:
+        self._before: Handover | None = None
+
+    def forget(self) -> None:
+        """Forget the stretch before: none goes on after it."""
+        self._before = None
+
+    def begin(self, group: Group, course: Course, pools: Pools) -> Course:
+        """Go on after the stretch before, or start a batch of which nothing is known.
+
+        Returns:
+            The course that goes with the events that follow.
+        """
+        if self._before is not None and group.begun:
+            return self._before.begin(course, pools)
+        self._before = None
+        pools.fresh[:] = False
+        pools.fresh_event[:] = -1
+        return course
+
+    def end(self, group: Group, course: Course, pools: Pools) -> Course:
+        """End a stretch; return the course with its own rows only."""
+        if self._before is not None:
+            course = self._before.finish(course)
+        self._before = Handover(course, pools) if group.unfinished else None
+        return course

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled_sim.engine.jit import inlined, lean, merged
+from oled_sim.engine.state import NAN_SCORE, PROBLEM
 
 # ruff: noqa: ANN001, ANN201, ANN202
 
@@ -218,3 +219,22 @@ def _sift_down(pools, i, n):
             return
         _swap(pools, i, child)
         i = child
+
+
+@inlined
+def note_scores(score, scores):
+    """Take scores over; return how many are NaN. Several at a time: the loop has no way out."""
+    unknown = 0
+    for expert in range(len(scores)):
+        score[expert] = scores[expert]
+        unknown += int(scores[expert] != scores[expert])
+    return unknown
+
+
+@inlined
+def nan_problem(work, scores):
+    """Note the first expert whose score is NaN; return NAN_SCORE."""
+    for expert in range(len(scores) - 1, -1, -1):
+        if np.isnan(scores[expert]):
+            work[PROBLEM] = expert
+    return NAN_SCORE

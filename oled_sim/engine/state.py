@@ -17,6 +17,9 @@ from oled_sim.costs.tables import CostTables
 GPU, H2D, CPU = 0, 1, 2
 LANES = ("gpu", "h2d", "cpu")
 
+# What a policy chooses for an expert: the values of `oled_sim.policy.Lane`.
+ON_GPU, BY_TRANSFER, ON_CPU = 0, 1, 2
+
 # What a lane is doing.
 IDLE = 0
 START = 1  # embedding and dense layers at the start of a pass

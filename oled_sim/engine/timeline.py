@@ -26,73 +26,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from oled_sim.costs.tables import cpu_experts_us, cpu_link_us, gpu_experts_us
-from oled_sim.engine.jit import inlined, lean, merged
+from oled_sim.engine.jit import inlined, merged
+from oled_sim.engine.lane_jobs import (
+    end_gpu,
+    land,
+    log_job,
+    next_copy,
+    next_gpu_job,
+    start,
+    start_cpu,
+    start_prefetch,
+)
+from oled_sim.engine.prefetch_queue import hold_arrival, take_arrival
 from oled_sim.engine.state import (
-    ARRIVALS,
     ARRIVED,
     BEGAN,
     BUSY,
-    COPIED_BYTES,
     CPU,
     CPU_DUE,
-    CPU_EXPERTS,
-    CPU_TOKENS,
     CRITICAL,
     DECIDE,
     DEMAND,
-    DEMAND_EXPERT,
-    DEMAND_KEPT,
-    DEMAND_TOKENS,
-    DEMANDS,
     ENDED,
-    EXPERT_BYTES,
     EXPERTS,
     FAULT,
-    FREE_BYTES,
-    FREED_BY_HITS,
     GATE,
     GPU,
     H2D,
-    HELD,
-    HIT_EXPERTS,
-    HIT_TOKENS,
-    HITS,
-    HITS_DUE,
     IDLE,
     INCOMING,
-    JOB_EXPERT,
-    JOB_EXPERTS,
     JOB_LAYER,
-    JOB_TOKENS,
     KIND,
-    LATE,
-    LATE_KEPT,
-    LATE_TOKENS,
     LAYER,
     LEFT,
-    LOGGED,
-    NEXT_DEMAND,
     NOW,
     OUTSIDE_PROFILE,
     PATH,
-    PEAK,
     PREFETCH,
-    PREFETCHED,
-    PREFETCHED_BYTES,
     QUEUED,
-    READY_EXPERTS,
-    READY_STAGED,
-    READY_TOKENS,
-    RUNNING_STAGED,
-    SHARED,
-    SHARED_DUE,
-    SHARED_US,
-    SLOTS,
     TAKE,
-    TOKENS,
-    USED,
-    WAITING,
 )
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -103,16 +75,6 @@ TIE_US = 1e-6
 """Completions closer than a picosecond are one instant: float64 sums differ by less than that."""
 
 # Lanes are 0, 1 and 2, and the entries of a lane are marked + lane, so ``time[LEFT]`` is the GPU's.
-
-
-@merged
-def start(time, work, lane, kind, duration_us, layer, expert, experts, tokens):
-    """Start a job on an idle lane; its duration is what it takes with the other lanes idle."""
-    _note_job(work, lane, kind, layer, expert, experts, tokens)
-    time[LEFT + lane] = duration_us
-    time[BEGAN + lane] = time[NOW]
-    if not duration_us >= 0.0:  # NaN: the profile does not reach so far
-        work[FAULT] = kind
 
 
 @inlined
@@ -127,35 +89,6 @@ def run_on_gpu(lanes, kind, duration_us, layer, tokens):
     time[ENDED + GPU] = time[NOW]
     time[BUSY + GPU] += duration_us
     time[CRITICAL + GPU] += time[NOW] - began
-
-
-@inlined
-def _note_job(work, lane, kind, layer, expert, experts, tokens):
-    work[KIND + lane] = kind
-    work[JOB_LAYER + lane] = layer
-    work[JOB_EXPERT + lane] = expert
-    work[JOB_EXPERTS + lane] = experts
-    work[JOB_TOKENS + lane] = tokens
-
-
-@inlined
-def _log_job(work, log, lane, began_us, now_us):
-    """Write a job that ends now to the log, if there is one, with the gauges of the moment."""
-    row = work[LOGGED]
-    if row >= len(log):
-        return
-    log[row, 0] = lane
-    log[row, 1] = work[KIND + lane]
-    log[row, 2] = work[JOB_LAYER + lane]
-    log[row, 3] = work[JOB_EXPERT + lane]
-    log[row, 4] = work[JOB_EXPERTS + lane]
-    log[row, 5] = work[JOB_TOKENS + lane]
-    log[row, 6] = began_us
-    log[row, 7] = now_us
-    log[row, 8] = work[USED]
-    log[row, 9] = work[DEMANDS] - work[NEXT_DEMAND]
-    log[row, 10] = work[QUEUED]
-    work[LOGGED] = row + 1
 
 
 @inlined
@@ -175,6 +108,12 @@ def until_next(slow, busy, left_gpu, left_h2d, left_cpu):
 def left_after(left, factor, wait):
     """Return what is left of a job after ``wait``; 0 if it ends."""
     return 0.0 if left * factor <= wait + TIE_US else left - wait / factor
+
+
+@inlined
+def _until_taken(now, take):
+    """Return how long the host still takes until it can start a prefetch, µs."""
+    return 0.0 if take <= now + TIE_US else take - now
 
 
 @inlined
@@ -216,7 +155,7 @@ def finish_gpu(lanes, queue, tables):
             taken_us = _until_taken(time[NOW], time[TAKE])
             if taken_us == 0.0:
                 taken_us = np.inf
-                _start_prefetch(lanes, queue)
+                start_prefetch(lanes, queue)
         copies = work[KIND + H2D] != IDLE
         busy = GPU_BIT | H2D_BIT if copies else GPU_BIT
         wait = until_next(slow, busy, time[LEFT + GPU], time[LEFT + H2D], 0.0)
@@ -227,7 +166,7 @@ def finish_gpu(lanes, queue, tables):
         if time[LEFT + GPU] == 0.0:
             time[CRITICAL + GPU] += time[NOW] - time[BEGAN + GPU]
             time[ENDED + GPU] = time[NOW]
-            _log_job(work, log, GPU, time[BEGAN + GPU], time[NOW])
+            log_job(work, log, GPU, time[BEGAN + GPU], time[NOW])
             work[KIND + GPU] = IDLE
         if not copies:
             continue
@@ -235,10 +174,10 @@ def finish_gpu(lanes, queue, tables):
         time[LEFT + H2D] = left_after(time[LEFT + H2D], slow[H2D, busy], wait)
         if time[LEFT + H2D] == 0.0:
             time[ENDED + H2D] = time[NOW]
-            _log_job(work, log, H2D, time[BEGAN + H2D], time[NOW])
+            log_job(work, log, H2D, time[BEGAN + H2D], time[NOW])
             work[KIND + H2D] = IDLE
             time[TAKE] = max(time[TAKE], time[NOW] + tables.per_prefetch_us)
-            _take_arrival(work, queue.arrived)
+            take_arrival(work, queue.arrived)
             return ARRIVED
     return DECIDE
 
@@ -270,7 +209,7 @@ def finish_layer(lanes, queue, tables, whole):
     fault, stop = IDLE, DECIDE
     while True:
         if gpu == IDLE:
-            gpu, left_gpu = _next_gpu_job(time, work, tables)
+            gpu, left_gpu = next_gpu_job(time, work, tables)
             if gpu != IDLE:
                 began_gpu = now
                 chain_gpu = _chain_of(
@@ -279,7 +218,7 @@ def finish_layer(lanes, queue, tables, whole):
                 fault = fault if left_gpu >= 0.0 else gpu
         taken_us = np.inf
         if h2d == IDLE:
-            h2d, taken_us = _next_copy(lanes, queue, work, demand, _until_taken(now, take))
+            h2d, taken_us = next_copy(lanes, queue, work, demand, _until_taken(now, take))
             if h2d != IDLE:
                 left_h2d = copy_us if h2d == DEMAND else lanes.prefetch_us[work[JOB_LAYER + H2D]]
                 began_h2d = now
@@ -287,7 +226,7 @@ def finish_layer(lanes, queue, tables, whole):
                     now, gate, ended_h2d, chain_h2d, ended_gpu, chain_gpu, ended_cpu, chain_cpu
                 )
         if work[CPU_DUE]:
-            cpu, began_cpu, left_cpu = EXPERTS, now, _start_cpu(work, tables)
+            cpu, began_cpu, left_cpu = EXPERTS, now, start_cpu(work, tables)
             chain_cpu = _chain_of(
                 now, gate, ended_cpu, chain_cpu, ended_gpu, chain_gpu, ended_h2d, chain_h2d
             )
@@ -307,8 +246,8 @@ def finish_layer(lanes, queue, tables, whole):
             if left_gpu == 0.0:
                 chain_gpu = chain_gpu[0] + (now - max(began_gpu, gate)), chain_gpu[1], chain_gpu[2]
                 ended_gpu = now
-                _log_job(work, log, GPU, began_gpu, now)
-                _end_gpu(work, gpu)
+                log_job(work, log, GPU, began_gpu, now)
+                end_gpu(work, gpu)
                 gpu = IDLE
         if h2d != IDLE:
             busy_h2d += wait
@@ -316,17 +255,17 @@ def finish_layer(lanes, queue, tables, whole):
             if left_h2d == 0.0:
                 chain_h2d = chain_h2d[0], chain_h2d[1] + (now - max(began_h2d, gate)), chain_h2d[2]
                 ended_h2d = now
-                _log_job(work, log, H2D, began_h2d, now)
+                log_job(work, log, H2D, began_h2d, now)
                 copied, h2d = h2d, IDLE
                 work[KIND + H2D] = IDLE
                 if copied == PREFETCH:
                     take = max(take, now + tables.per_prefetch_us)
                 if copied != PREFETCH:
-                    _land(work, demand, copied)
+                    land(work, demand, copied)
                 elif whole == 1 or work[JOB_LAYER + H2D] == work[LAYER]:
-                    _hold_arrival(work, queue.held)
+                    hold_arrival(work, queue.held)
                 else:
-                    _take_arrival(work, queue.arrived)
+                    take_arrival(work, queue.arrived)
                     stop = ARRIVED
         if cpu != IDLE:
             busy_cpu += wait
@@ -334,7 +273,7 @@ def finish_layer(lanes, queue, tables, whole):
             if left_cpu == 0.0:
                 chain_cpu = chain_cpu[0], chain_cpu[1], chain_cpu[2] + (now - max(began_cpu, gate))
                 ended_cpu = now
-                _log_job(work, log, CPU, began_cpu, now)
+                log_job(work, log, CPU, began_cpu, now)
                 cpu = IDLE
         if stop == ARRIVED:
             break
@@ -366,189 +305,3 @@ def _credit(time, now, ended_gpu, chain_gpu, ended_h2d, chain_h2d, ended_cpu, ch
     time[CRITICAL] += chain[0]
     time[CRITICAL + H2D] += chain[1]
     time[CRITICAL + CPU] += chain[2]
-
-
-@inlined
-def _next_gpu_job(time, work, tables):
-    """Take up the next job of the GPU lane: residents, then the shared expert, then arrivals.
-
-    Returns:
-        Its kind and its duration with the other lanes idle; IDLE if there is none.
-    """
-    kind, experts, tokens = IDLE, 0, work[TOKENS]
-    if work[HITS_DUE]:
-        kind, experts, tokens = HITS, work[HIT_EXPERTS], work[HIT_TOKENS]
-        work[HITS_DUE] = 0
-    elif work[SHARED_DUE]:
-        kind = SHARED
-        work[SHARED_DUE] = 0
-    elif work[READY_EXPERTS]:
-        kind, experts, tokens = ARRIVALS, work[READY_EXPERTS], work[READY_TOKENS]
-        work[RUNNING_STAGED] = work[READY_STAGED]
-        work[READY_EXPERTS] = 0
-        work[READY_TOKENS] = 0
-        work[READY_STAGED] = 0
-    else:
-        return IDLE, 0.0
-    _note_job(work, GPU, kind, work[LAYER], -1, experts, tokens)
-    if kind == SHARED:
-        return kind, time[SHARED_US]
-    noticed_us = 0.0
-    if kind == ARRIVALS and work[INCOMING] == 0:
-        noticed_us = tables.per_arrival_us
-    return kind, noticed_us + gpu_experts_us(tables, experts, tokens)
-
-
-@inlined
-def _next_copy(lanes, queue, work, demand, taken_us):
-    """Take up the next transfer: demand first, then prefetches.
-
-    Returns:
-        Its kind or IDLE, and until when a prefetch waits for the host: ``taken_us``, or infinity.
-    """
-    if work[NEXT_DEMAND] < work[DEMANDS]:
-        if work[USED] >= work[SLOTS]:
-            return IDLE, np.inf
-        row = work[NEXT_DEMAND]
-        work[NEXT_DEMAND] += 1
-        _take_staging(work, work[EXPERT_BYTES])
-        expert, tokens = demand[row, DEMAND_EXPERT], demand[row, DEMAND_TOKENS]
-        _note_job(work, H2D, DEMAND, work[LAYER], expert, 1, tokens)
-        return DEMAND, np.inf
-    if work[QUEUED] == 0:
-        return IDLE, np.inf
-    if taken_us > 0.0:
-        return IDLE, taken_us
-    _start_prefetch(lanes, queue)
-    return work[KIND + H2D], np.inf
-
-
-@inlined
-def _until_taken(now, take):
-    """Return how long the host still takes until it can start a prefetch, µs."""
-    return 0.0 if take <= now + TIE_US else take - now
-
-
-@inlined
-def _end_gpu(work, kind):
-    if kind == HITS:
-        work[FREE_BYTES] += work[FREED_BY_HITS]
-        work[FREED_BY_HITS] = 0
-        while work[WAITING] > 0 and work[FREE_BYTES] >= work[EXPERT_BYTES]:
-            work[WAITING] -= 1
-            _move_in(work)
-    elif kind == ARRIVALS:
-        work[USED] -= work[RUNNING_STAGED]
-        work[RUNNING_STAGED] = 0
-
-
-@inlined
-def _move_in(work):
-    """Give an arrival a free slot of the pool, which ends its stay in staging."""
-    work[FREE_BYTES] -= work[EXPERT_BYTES]
-    work[USED] -= 1
-
-
-@inlined
-def _start_cpu(work, tables):
-    """Take up the CPU's job; return its duration with the other lanes idle."""
-    work[CPU_DUE] = 0
-    experts, tokens = work[CPU_EXPERTS], work[CPU_TOKENS]
-    _note_job(work, CPU, EXPERTS, work[LAYER], -1, experts, tokens)
-    link_us = cpu_link_us(tables, work[TOKENS])
-    if work[DEMANDS] > 0:
-        link_us += tables.per_cpu_job_beside_copies_us
-    return link_us + cpu_experts_us(tables, experts, tokens)
-
-
-@inlined
-def _start_prefetch(lanes, queue):
-    """Start the first queued prefetch if one more staging slot stays free for demand."""
-    work = lanes.work
-    if work[USED] >= work[SLOTS] - 1:
-        return
-    row = first_in_queue(work, queue)
-    layer, expert = queue.entry[row, 0], queue.entry[row, 1]
-    dequeue(work, queue, row)
-    _take_staging(work, lanes.expert_bytes[layer])
-    start(lanes.time, work, H2D, PREFETCH, lanes.prefetch_us[layer], layer, expert, 1, 0)
-    work[PREFETCHED] += 1
-    work[PREFETCHED_BYTES] += lanes.expert_bytes[layer]
-
-
-@inlined
-def _take_staging(work, size):
-    work[USED] += 1
-    work[PEAK] = max(work[PEAK], work[USED])
-    work[COPIED_BYTES] += size
-
-
-@inlined
-def _land(work, demand, kind):
-    """Take in an arrived demand or late transfer."""
-    if kind == LATE:
-        kept, tokens = work[LATE_KEPT], work[LATE_TOKENS]
-    else:
-        row = work[NEXT_DEMAND] - 1
-        kept, tokens = demand[row, DEMAND_KEPT], demand[row, DEMAND_TOKENS]
-    work[INCOMING] -= 1
-    work[READY_EXPERTS] += 1
-    work[READY_TOKENS] += tokens
-    if not kept:
-        work[READY_STAGED] += 1
-    elif work[FREE_BYTES] >= work[EXPERT_BYTES]:
-        _move_in(work)
-    else:
-        work[WAITING] += 1
-
-
-@inlined
-def _take_arrival(work, arrived):
-    """Remember which prefetch arrived; it keeps its staging slot until it is admitted."""
-    arrived[0] = work[JOB_LAYER + H2D]
-    arrived[1] = work[JOB_EXPERT + H2D]
-
-
-@inlined
-def _hold_arrival(work, held):
-    held[work[HELD], 0] = work[JOB_LAYER + H2D]
-    held[work[HELD], 1] = work[JOB_EXPERT + H2D]
-    work[HELD] += 1
-
-
-@merged
-def enqueue(queue, queued, turn, layer, expert, priority):
-    """Queue a prefetch behind ``queued`` others; one that is there already takes a new turn."""
-    row = queue.place[layer, expert]
-    if row < 0:
-        row = queued
-        queue.place[layer, expert] = row
-    queue.entry[row, 0] = layer
-    queue.entry[row, 1] = expert
-    queue.entry[row, 2] = turn
-    queue.priority[row] = priority
-
-
-@lean
-def dequeue(work, queue, row):
-    """Remove an entry of the queue; the last one takes its row."""
-    last = work[QUEUED] - 1
-    queue.place[queue.entry[row, 0], queue.entry[row, 1]] = -1
-    if row != last:
-        for column in range(3):
-            queue.entry[row, column] = queue.entry[last, column]
-        queue.priority[row] = queue.priority[last]
-        queue.place[queue.entry[row, 0], queue.entry[row, 1]] = row
-    work[QUEUED] = last
-
-
-@inlined
-def first_in_queue(work, queue):
-    """Return the row of the highest priority; among equals the one queued first."""
-    best = 0
-    for row in range(1, work[QUEUED]):
-        higher = queue.priority[row] > queue.priority[best]
-        equal = queue.priority[row] == queue.priority[best]
-        if higher or (equal and queue.entry[row, 2] < queue.entry[best, 2]):
-            best = row
-    return best

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled_sim.engine.events import ON_CPU, ON_GPU
 from oled_sim.engine.jit import kernel
+from oled_sim.engine.state import ON_CPU, ON_GPU
 
 
 class Arrangement(NamedTuple):

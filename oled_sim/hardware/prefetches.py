@@ -9,27 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled_sim.engine.arrivals import Moment, Step
-from oled_sim.engine.events import release_held
 from oled_sim.engine.jit import compiled_for, lean
 from oled_sim.engine.packing import Packer, unpacked
+from oled_sim.engine.prefetch_queue import begin_prefetch, first_in_queue, release_held
 from oled_sim.engine.state import (
-    COPIED_BYTES,
     GLOBAL,
     H2D,
     HELD,
     IDLE,
-    JOB_EXPERT,
-    JOB_LAYER,
     KIND,
     PREFETCH,
-    PREFETCHED,
-    PREFETCHED_BYTES,
     QUEUED,
     SLOTS,
     USED,
     State,
 )
-from oled_sim.engine.timeline import dequeue, first_in_queue
 from oled_sim.hardware.copy_lane import Copy
 from oled_sim.hardware.machine import ExpertMachine
 from oled_sim.hardware.slot_map import SlotMap
@@ -163,13 +157,7 @@ def _start_first(books):
         return -1
     row = first_in_queue(work, queue)
     layer, expert = queue.entry[row, 0], queue.entry[row, 1]
-    dequeue(work, queue, row)
-    size = state.lanes.expert_bytes[layer]
-    work[KIND + H2D], work[JOB_LAYER + H2D], work[JOB_EXPERT + H2D] = PREFETCH, layer, expert
-    work[USED] += 1
-    work[COPIED_BYTES] += size
-    work[PREFETCHED] += 1
-    work[PREFETCHED_BYTES] += size
+    begin_prefetch(work, queue, row, state.lanes.expert_bytes[layer])
     return layer * state.pools.resident.shape[1] + expert
 
 

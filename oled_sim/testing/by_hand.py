@@ -95,8 +95,8 @@ class _Watched(Simulation):
         self.seen: list[list[list[int]]] = []
         super().__init__(*args, **options)
 
-    def _end_pass(self, batch: AnyBatch, p: int) -> None:
-        super()._end_pass(batch, p)
+    def end_pass(self, batch: AnyBatch, p: int) -> None:
+        super().end_pass(batch, p)
         resident = self.state.pools.resident
         self.seen.append([np.flatnonzero(layer).tolist() for layer in resident])
 

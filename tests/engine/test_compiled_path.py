@@ -8,13 +8,14 @@ import pytest
 from oled_sim.costs.lanes import load_costs
 from oled_sim.engine.batch import make_batch
 from oled_sim.engine.budget import Budget
-from oled_sim.engine.compiled import gate_of, offers
+from oled_sim.engine.compiled import offers
 from oled_sim.engine.jit import lean
 from oled_sim.engine.rules import Group, Rules
 from oled_sim.engine.runner import simulate
 from oled_sim.engine.simulation import Simulation
 from oled_sim.engine.source import TraceSource
 from oled_sim.engine.state import PASS_COUNTS
+from oled_sim.engine.view import gate_of
 from oled_sim.errors import PolicyError, ProfileError
 from oled_sim.geometry import RoutingGeometry, find_geometry
 from oled_sim.policies._kernels import decide_fiddler, decide_lru, split_data
