@@ -232,7 +232,7 @@ def _host(profile: Profile) -> dict[str, float]:
     """Return what the host adds, by the names that tables have for it, µs."""
     names = (
         "per_pass", "per_event", "per_arrival", "per_cpu_job", "per_prefetch", "first_prefetch",
-        "per_cpu_job_beside_copies",
+        "prefetch_after_layer", "gate_after_prefetch", "per_cpu_job_beside_copies",
     )  # fmt: skip
     given = {name: getattr(profile.host, name, None) for name in names}
     found = {f"{name}_us": value.expected if value else 0.0 for name, value in given.items()}

@@ -140,6 +140,10 @@ class Host(_Strict, frozen=True):
         first_prefetch: from a gate until a prefetch can start: what was decided is launched first.
             None in profiles of before this was measured: their ``per_prefetch`` is the time of a
             prefetch in excess of its copy with the engine in full use, and occupies it.
+        prefetch_after_layer: from the end of a layer's lanes until a prefetch can start: merge and
+            way to the next gate are launched first.
+        gate_after_prefetch: from the start of a prefetch before a gate until the host can see that
+            the gate's routing is there. Where None, both count as nothing.
         per_cpu_job_beside_copies: more to a job of the CPU lane in an event that copies, too:
             first the host queues copies. None likewise.
     """
@@ -150,6 +154,8 @@ class Host(_Strict, frozen=True):
     per_cpu_job: Quantiles
     per_prefetch: Quantiles | None = None
     first_prefetch: Quantiles | None = None
+    prefetch_after_layer: Quantiles | None = None
+    gate_after_prefetch: Quantiles | None = None
     per_cpu_job_beside_copies: Quantiles | None = None
 
 

@@ -64,7 +64,8 @@ class CostTables(NamedTuple):
         launch_us: host time of one kernel launch.
         synchronize_us: host time of waiting for a finished kernel.
         per_pass_us, per_event_us, per_arrival_us, per_cpu_job_us, per_prefetch_us,
-            first_prefetch_us, per_cpu_job_beside_copies_us: what the host adds, see
+            first_prefetch_us, prefetch_after_layer_us, gate_after_prefetch_us,
+            per_cpu_job_beside_copies_us: what the host adds, see
             :class:`oled_sim.costs.profile.Host`.
         prefetch_on_lane_us: what a prefetch adds to its copy, where the profile does not tell when
             the host starts one.
@@ -82,6 +83,8 @@ class CostTables(NamedTuple):
     per_cpu_job_us: float
     per_prefetch_us: float
     first_prefetch_us: float
+    prefetch_after_layer_us: float
+    gate_after_prefetch_us: float
     prefetch_on_lane_us: float
     per_cpu_job_beside_copies_us: float
     extrapolate: bool

@@ -31,6 +31,7 @@ from oled_sim.engine.state import (
     IN_LAYER,
     LANE_TIMES,
     LATE_COUNT,
+    LATER,
     LEAVING,
     MERGE,
     MERGING,
@@ -107,6 +108,7 @@ def advance(state, course, tables):
                 release_held(work, queue)
                 return ARRIVED
             _start_merge(lanes, course)
+            time[TAKE] = max(time[TAKE], time[NOW] + tables.prefetch_after_layer_us)
         else:  # a job of the GPU lane alone
             if finish_gpu(lanes, queue, tables) == ARRIVED:
                 return ARRIVED
@@ -144,6 +146,7 @@ def _next_event(lanes, course):
         course.times[v, T_START] = time[NOW]
         _note_lane_times(time, course.times[v], -1.0)
         run_on_gpu(lanes, DENSE, course.dense_us[v], course.event_layer[v], course.rows[v])
+        time[LATER] = 0.0
         work[PHASE] = APPROACHING
     else:
         run_on_gpu(lanes, HEAD, course.head_us[p], -1, 0)

@@ -47,7 +47,8 @@ CRITICAL = 14  # + lane: its part of the chain that decides the length of this p
 PATH = 17  # + 3 · lane + i: time of lane i in the chain of waiting that ends with lane's last job
 SHARED_US = 26  # cost of the event's shared expert
 TAKE = 27  # from when on the host can start a prefetch, if the copy engine is idle
-TIMES = 28
+LATER = 28  # by how much the next gate comes later, since the host was busy with a prefetch
+TIMES = 29
 
 # `Lanes.work` (int64 [64]): the running jobs, the plan of an event, staging slots, and the run.
 KIND = 0  # + lane

@@ -9,8 +9,9 @@ completion to the next. Jobs of an event, from the gate on:
   is there, the host has to notice first.
 - H2D: demand transfers in the order of ``Event.experts``, each into a staging slot; then queued
   prefetches, as long as one more staging slot stays free for demand. The host takes these from the
-  queue one by one: a while after the one before has arrived, and after a gate not before what was
-  decided there is under way. The copy engine is idle meanwhile, and free for demand.
+  queue one by one: a while after the one before has arrived, after a gate not before what was
+  decided there is under way, and after a layer not before what follows is. The copy engine is idle
+  meanwhile, and free for demand. A gate's routing waits while the host starts a prefetch.
 - CPU: one job, the activations' way there and the sums' way back plus the workers' makespan. All
   tokens of the event are sent, in one piece; where experts are copied as well, once the first
   copies are queued.
@@ -47,6 +48,7 @@ from oled_sim.engine.state import (
     CRITICAL,
     DECIDE,
     DEMAND,
+    DENSE,
     ENDED,
     EXPERTS,
     FAULT,
@@ -57,6 +59,7 @@ from oled_sim.engine.state import (
     INCOMING,
     JOB_LAYER,
     KIND,
+    LATER,
     LAYER,
     LEFT,
     NOW,
@@ -151,11 +154,12 @@ def finish_gpu(lanes, queue, tables):
     time, work, log, slow = lanes.time, lanes.work, lanes.log, tables.interference
     while work[KIND + GPU] != IDLE:
         taken_us = np.inf
-        if work[QUEUED] > 0 and work[KIND + H2D] == IDLE:
+        if work[QUEUED] > 0 and work[KIND + H2D] == IDLE and _host_looks(time, work, tables):
             taken_us = _until_taken(time[NOW], time[TAKE])
             if taken_us == 0.0:
                 taken_us = np.inf
                 start_prefetch(lanes, queue)
+                _put_off_gate(time, work, tables)
         copies = work[KIND + H2D] != IDLE
         busy = GPU_BIT | H2D_BIT if copies else GPU_BIT
         wait = until_next(slow, busy, time[LEFT + GPU], time[LEFT + H2D], 0.0)
@@ -180,6 +184,30 @@ def finish_gpu(lanes, queue, tables):
             take_arrival(work, queue.arrived)
             return ARRIVED
     return DECIDE
+
+
+@inlined
+def _host_looks(time, work, tables):
+    """Whether the host looks after the copy engine: not once the routing of a gate is there.
+
+    What the host adds to an event is the end of the job before its gate: of that, only this is left
+    by then.
+    """
+    routed = False
+    if work[KIND + GPU] == DENSE and tables.gate_after_prefetch_us > 0.0:
+        routed = time[LEFT + GPU] - time[LATER] <= tables.per_event_us
+    return not routed
+
+
+@inlined
+def _put_off_gate(time, work, tables):
+    """Have the host see the next gate no earlier than it is done with the prefetch just started."""
+    after_us = tables.gate_after_prefetch_us
+    if work[KIND + GPU] == DENSE and work[KIND + H2D] == PREFETCH and after_us > 0.0:
+        least = after_us / tables.interference[GPU, GPU_BIT | H2D_BIT] + tables.per_event_us
+        if time[LEFT + GPU] < least:
+            time[LATER] += least - time[LEFT + GPU]
+            time[LEFT + GPU] = least
 
 
 @merged

@@ -84,7 +84,8 @@ class LayerMarks:
     """When things happened in one event; marks are read after the pass.
 
     How long decisions had kept the run waiting so far: ``paused_before_us`` at the start,
-    ``paused_us`` at the gate, its own included, ``paused_end_us`` at the end. ``kernels``: begin
+    ``paused_gate_us`` when the host saw the gate, ``paused_us`` once it had decided there,
+    ``paused_end_us`` at the end. ``kernels``: begin
     and end of every grouped kernel and of the shared expert.
     """
 
@@ -92,6 +93,7 @@ class LayerMarks:
     routed: Mark
     gate_us: float = 0.0
     paused_before_us: float = 0.0
+    paused_gate_us: float = 0.0
     paused_us: float = 0.0
     paused_end_us: float = 0.0
     kernels: list[tuple[Mark, Mark]] = field(default_factory=list)

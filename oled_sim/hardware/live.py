@@ -213,6 +213,7 @@ class LivePace:
             return ARRIVED
         self._machine.backbone.wait_routing()
         marks.gate_us = now_us() - (self._paused_us - marks.paused_before_us)
+        marks.paused_gate_us = self._paused_us
         self._work[PHASE] = AT_GATE
         self._note(Step.GATE)
         return DECIDE

@@ -105,12 +105,12 @@ def test_one_miss():
     ]
 
 
-def with_host(**host_us):
-    """The costs by hand, and what the host adds."""
+def with_host(base=None, **host_us):
+    """The costs by hand, or others, and what the host adds."""
     always = ("per_pass", "per_event", "per_arrival", "per_cpu_job")
     host = dict.fromkeys(always, 0.0) | host_us
     host = Host(**{name: Quantiles(us, us, us, 1) for name, us in host.items()})
-    return LaneCosts(msgspec.structs.replace(costs_by_hand().profile, host=host))
+    return LaneCosts(msgspec.structs.replace((base or costs_by_hand()).profile, host=host))
 
 
 def test_the_host_has_to_notice_the_last_arrival():
@@ -343,6 +343,55 @@ class TestTheHostStartsPrefetches:
             ("prefetch", 455, 635),
             ("demand", 635, 785),
         ]
+
+
+class TestTheHostGoesOnToTheNextLayer:
+    """Without misses layer 0 is computed from its gate at 275 to 347, and merged until 357; the
+    routing of layer 1 is there at 487. The host starts prefetches 10 after a gate and 5 after the
+    one before, the first from 285 to 435."""
+
+    TRACE = request_by_hand(TWO, [[[[0]], [[5]]]])
+
+    def run(self, experts=(6, 7), base=None, **host):
+        wanted = {0: [(1, expert, -float(expert)) for expert in experts]}
+        policy = Scripted(residents=((0, 0), (1, 5)), wanted=wanted)
+        costs = with_host(base, **({"first_prefetch": 10.0, "per_prefetch": 5.0} | host))
+        return Run(policy, TWO, self.TRACE, 4, costs=costs)
+
+    def test_before_it_starts_another_prefetch(self):
+        run = self.run(prefetch_after_layer=120.0)  # 347 + 120, and not 435 + 5
+        assert run.jobs("prefetch") == [("prefetch", 285, 435), ("prefetch", 467, 617)]
+        assert times(run, 1) == [487, 559, 569]
+
+    def test_and_sees_a_gate_once_a_prefetch_is_started(self):
+        run = self.run(gate_after_prefetch=80.0)
+        assert run.jobs("prefetch") == [("prefetch", 285, 435), ("prefetch", 440, 590)]
+        assert times(run, 1) == [440 + 80, 520 + 72, 592 + 10]
+
+    def test_a_prefetch_long_before_the_gate_delays_nothing(self):
+        assert times(self.run(gate_after_prefetch=40.0), 1) == [487, 559, 569]
+
+    def test_no_prefetch_is_started_once_the_routing_is_there(self):
+        # 435 + 60 is after 487; the next gate has it wait until 497.
+        run = self.run(per_prefetch=60.0, gate_after_prefetch=80.0)
+        assert run.jobs("prefetch")[1] == ("prefetch", 497, 647)
+        assert times(run, 1) == [487, 559, 569]
+
+    def test_what_the_host_adds_to_an_event_comes_after_the_routing(self):
+        # All gates are 30 later: 305 and 547, where the routing is there at 517. The first
+        # prefetch runs from 315 to 465, the second would start at 465 + 60 = 525: after 547 + 10.
+        run = self.run(per_prefetch=60.0, per_event=30.0, gate_after_prefetch=80.0)
+        assert run.jobs("prefetch") == [("prefetch", 315, 465), ("prefetch", 557, 707)]
+
+    def test_short_copies_cannot_put_a_gate_off_for_ever(self):
+        # Copies take 15: they start at 375, 395, 415, 435, 455, 475; by 495 the routing is there.
+        fast = costs_by_hand(h2d_gb_s=419.4304)
+        experts = (0, 1, 2, 3, 4, 6, 7)
+        run = self.run(experts, fast, first_prefetch=100.0, gate_after_prefetch=80.0)
+        assert times(run, 1)[0] == 475 + 80
+        assert [start for _, start, _ in run.jobs("prefetch")] == [
+            375, 395, 415, 435, 455, 475, 555 + 100,
+        ]  # fmt: skip
 
 
 def test_a_new_list_replaces_the_queue_only_if_the_policy_says_so():

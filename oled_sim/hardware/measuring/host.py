@@ -56,6 +56,11 @@ from oled_sim.hardware.slot_map import SlotMap
 
 COMPARED = ("hits", "copies", "jobs", "both")
 """Trials that are compared with the simulator. The others show by marks when prefetches start."""
+TOLD_TOGETHER = (
+    ("first_prefetch", "per_prefetch"),
+    ("prefetch_after_layer", "gate_after_prefetch"),
+)
+"""Times of which a profile has both or neither."""
 SHARE = 0.25
 """Of the GPU's free memory, what the experts of the trials' layers may take: the tables are
 measured beside them."""
@@ -128,6 +133,7 @@ class HostTrials:
             "both": Trial(JOB, BESIDE, few),
             "prefetches": Trial(0, 0, many, prefetches=True),
             "waits": Trial(JOB, 0, few, prefetches=True),
+            "goes on": Trial(0, BESIDE, few, prefetches=True),
         }
         self._found: dict[str, list[Live]] = {name: [] for name in self._trials}
         # Nothing of a trial is decided by costs, and there are none yet.
@@ -154,9 +160,10 @@ class HostTrials:
             for live in zip(*self._found.values(), strict=True)
         ]
         found = {name: [r[name] for r in rounds if len(r[name])] for name in rounds[0]}
-        if not (found["first_prefetch"] and found["per_prefetch"]):
+        for pair in TOLD_TOGETHER:
             # Where kernels end as their launch returns, the host hardly ever waits for anything.
-            found |= {"first_prefetch": [], "per_prefetch": []}
+            if not all(found[name] for name in pair):
+                found |= {name: [] for name in pair}
         return Host(**{name: over_rounds(samples) for name, samples in found.items() if samples})
 
     def _added(
@@ -170,13 +177,17 @@ class HostTrials:
             self._gaps(name, predicted[name], live[name], costs) for name in COMPARED
         )
         per_event, per_job = hits.events.mean(), jobs.events.mean()
+        between, goes_on = np.array(live["waits"].starts.between), live["goes on"].starts
+        usual = float(np.median(between)) if len(between) else np.inf
         return {
             "per_pass": hits.passes,
             "per_event": hits.events,
             "per_arrival": copies.events - per_event,
             "per_cpu_job": jobs.events - per_event,
-            "per_prefetch": np.array(live["waits"].starts.between),
+            "per_prefetch": between,
             "first_prefetch": np.array(live["prefetches"].starts.first),
+            "prefetch_after_layer": np.array(goes_on.after_layer(usual)),
+            "gate_after_prefetch": np.array(goes_on.unseen),
             "per_cpu_job_beside_copies": both.events - max(per_event, per_job),
         }
 

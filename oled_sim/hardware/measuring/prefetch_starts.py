@@ -1,53 +1,121 @@
-"""When the host starts prefetches, after a gate and after the one before: read off marks.
+"""When the host starts prefetches, and what that keeps it from: read off marks.
 
 A copy engine that has nothing to do waits for the host. After a gate that first launches what was
 decided there; later, while it waits for a lane, it notices each arrival, asks whether it may stay,
-and starts the next.
+and starts the next. When a layer's lanes have ended, it launches the merge and the way to the next
+gate before it looks again; and while it starts a prefetch then, it does not see that the gate's
+routing has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oled_sim.hardware.clock import Clock
+from oled_sim.hardware.copy_lane import Copy
+from oled_sim.hardware.layer_run import LayerMarks
 from oled_sim.hardware.measured import PassMarks
 
 Span = tuple[float, float]
 """Begin and end of a copy, µs."""
+
+NOTICED_US = 25.0
+"""A host that has nothing else to do sees a gate's routing sooner than this."""
+
+
+class Layer(NamedTuple):
+    """Times of a layer on the host's clock, µs.
+
+    ``decided``: the decision at its gate had been made. ``ended``: its lanes had. ``routed``: the
+    routing of the next gate was there, ``seen`` by the host; infinite for the last one of a pass.
+    """
+
+    decided: float
+    ended: float
+    routed: float = math.inf
+    seen: float = math.inf
 
 
 class Starts(NamedTuple):
     """Samples in µs.
 
     ``first``: from a gate's decision until the first prefetch begins. ``between``: from the end of
-    a prefetch to the begin of the next one.
+    a prefetch to the begin of the next one in the layer. ``resumed``: of the first copy that began
+    after a layer's lanes had ended, how long after them, and how long after the copy before.
+    ``unseen``: from the begin of a prefetch until the host saw the next gate, where the routing had
+    to wait for that.
     """
 
     first: list[float]
     between: list[float]
+    resumed: list[tuple[float, float]]
+    unseen: list[float]
+
+    def extend(self, others: Starts) -> None:
+        """Add other samples."""
+        self.first.extend(others.first)
+        self.between.extend(others.between)
+        self.resumed.extend(others.resumed)
+        self.unseen.extend(others.unseen)
+
+    def after_layer(self, between_us: float) -> list[float]:
+        """Return how long after the lanes' end those of ``resumed`` began that waited for the host.
+
+        Args:
+            between_us: usual between two prefetches. One that began no later than half as long
+                again after the copy before may have waited for that.
+        """
+        return [after for after, since in self.resumed if since > 1.5 * between_us]
 
 
-def starts_of(gates: Sequence[float], copies: Sequence[Span]) -> Starts:
+def nothing() -> Starts:
+    """Return no samples."""
+    return Starts([], [], [], [])
+
+
+def starts_of(
+    layers: Sequence[Layer], prefetches: Sequence[Span], demand: Sequence[Span]
+) -> Starts:
     """Return what the copies of a pass show.
 
     Args:
-        gates: when the decision at each gate had been made, rising, µs.
-        copies: prefetches of the pass in the order in which they began.
+        layers: of the pass, in their order.
+        prefetches, demand: copies of the pass, either in the order in which they began.
 
     Returns:
-        ``between`` of copies that both began in one layer. ``first`` of layers in which the first
-        one had nothing else to wait for: the copy before had ended at the gate.
+        ``between`` of prefetches that both began before the layer's lanes had ended. ``first`` of
+        layers in which the first one had nothing else to wait for: no demand transfer, and the
+        copy before had ended at the gate.
     """
-    first: list[float] = []
-    between: list[float] = []
-    for gate, following in zip(gates, [*gates[1:], float("inf")], strict=True):
-        mine = [i for i, (begin, _) in enumerate(copies) if gate <= begin < following]
-        between += [copies[i][0] - copies[i - 1][1] for i in mine[1:]]
-        if mine and (mine[0] == 0 or copies[mine[0] - 1][1] <= gate):
-            first.append(copies[mine[0]][0] - gate)
-    return Starts(first, between)
+    found = nothing()
+    everything = sorted([*((*copy, True) for copy in prefetches), *((*c, False) for c in demand)])
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        until = math.inf if following is None else following.decided
+        mine = [i for i, c in enumerate(everything) if layer.decided <= c[0] < until]
+        _note_layer(found, layer, everything, mine)
+    return found
+
+
+def _note_layer(
+    found: Starts, layer: Layer, copies: Sequence[tuple[float, float, bool]], mine: Sequence[int]
+) -> None:
+    """Add the samples of one layer, in which copies ``mine`` began."""
+    for i in mine:
+        begin, _, ahead = copies[i]
+        if not ahead:
+            continue
+        before = copies[i - 1][1] if i else -math.inf
+        if i == mine[0] and before <= layer.decided:
+            found.first.append(begin - layer.decided)
+        elif i > mine[0] and copies[i - 1][2] and begin < layer.ended:
+            found.between.append(begin - before)
+        elif i > mine[0] and copies[i - 1][0] < layer.ended <= begin:
+            found.resumed.append((begin - layer.ended, begin - before))
+        if layer.ended <= begin < layer.seen < math.inf and layer.seen - layer.routed > NOTICED_US:
+            found.unseen.append(layer.seen - begin)
 
 
 @dataclass
@@ -60,18 +128,32 @@ class StartTimes:
 
     clock: Clock
     skip: int
-    found: Starts = field(default_factory=lambda: Starts([], []))
+    found: Starts = field(default_factory=nothing)
 
     def note(self, p: int, marks: PassMarks) -> None:
         """Take in a pass that has just ended."""
         if p < self.skip:
             return
-        copies = []
-        for copy in marks.prefetches:
+        following: list[LayerMarks | None] = [*marks.layers[1:], None]
+        layers = [self._layer(*pair) for pair in zip(marks.layers, following, strict=True)]
+        prefetches = self._spans(marks.prefetches)
+        demand = self._spans([copy for layer in marks.layers for copy in layer.copies])
+        self.found.extend(starts_of(layers, prefetches, demand))
+
+    def _layer(self, marks: LayerMarks, following: LayerMarks | None) -> Layer:
+        """Return a layer's times. Those of events leave out what decisions took: added again."""
+        assert marks.lanes is not None
+        decided = marks.gate_us + marks.paused_us - marks.paused_before_us
+        ended = self.clock.time_us(marks.lanes)
+        if following is None:
+            return Layer(decided, ended)
+        seen = following.gate_us + following.paused_gate_us - following.paused_before_us
+        return Layer(decided, ended, self.clock.time_us(following.routed), seen)
+
+    def _spans(self, copies: Iterable[Copy]) -> list[Span]:
+        """Return when copies began and ended, in this order."""
+        spans = []
+        for copy in copies:
             assert copy.began is not None and copy.ended is not None
-            copies.append((self.clock.time_us(copy.began), self.clock.time_us(copy.ended)))
-        # Marks are on the host's clock, times of events without what decisions took: added again.
-        gates = [m.gate_us + m.paused_us - m.paused_before_us for m in marks.layers]
-        pass_starts = starts_of(gates, sorted(copies))
-        self.found.first.extend(pass_starts.first)
-        self.found.between.extend(pass_starts.between)
+            spans.append((self.clock.time_us(copy.began), self.clock.time_us(copy.ended)))
+        return sorted(spans)
