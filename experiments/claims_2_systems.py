@@ -116,7 +116,7 @@ SLOWEST = (
     " CPU; most on flash with 100 slots, where the ideal cache misses next to nothing (figure 12)."
 )
 FINEMOE = (
-    "FineMoE, the best of the baselines here, uses the cache within 6 points as much as OLED"
+    "FineMoE, the best of the baselines here, uses the cache within 5 points as much as OLED"
     " (figure 12)."
 )
 SPLIT = (
