@@ -167,7 +167,8 @@ def _import_path(path: Path) -> ModuleType:
     try:
         # The loader would take bytecode of before, if size and second of the file are the same.
         content = path.read_bytes()
-        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+        source = spec.origin or str(path)  # as `__file__` has it, by which errors find their line
+        exec(compile(content, source, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         raise PluginError(f"{path} does not import: {one_line(error)}") from error
     _content_sha256[name] = hashlib.sha256(content).hexdigest()
