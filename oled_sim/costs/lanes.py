@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from oled_sim.costs import tables as compiled
 from oled_sim.costs.profile import AXES, Beside, Curve, Grid, Profile
 from oled_sim.costs.store import bundled_profile_for, load_profile
-from oled_sim.costs.tables import CostTables
+from oled_sim.costs.tables import NOT_MEASURED, CostTables
 from oled_sim.errors import ProfileError, UsageError
 from oled_sim.geometry import CostGeometry
 
@@ -236,6 +236,8 @@ def _host(profile: Profile) -> dict[str, float]:
     )  # fmt: skip
     given = {name: getattr(profile.host, name, None) for name in names}
     found = {f"{name}_us": value.expected if value else 0.0 for name, value in given.items()}
+    if given["gate_after_prefetch"] is None:  # the rule does not hold, which is not 0 µs
+        found["gate_after_prefetch_us"] = NOT_MEASURED
     on_lane_us = 0.0
     if given["first_prefetch"] is None:  # then the other is the time of a copy engine in full use
         on_lane_us, found["per_prefetch_us"] = found["per_prefetch_us"], 0.0

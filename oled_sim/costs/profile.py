@@ -28,6 +28,11 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Unknown keys in a file are errors: a misspelt table must not pass as a missing one."""
 
 
+MOST = 1e9
+"""Nothing takes longer than this many µs, a quarter of an hour, nor is slowed so much: sums of what
+does would lose the rest."""
+
+
 class Quantiles(_Strict, frozen=True):
     """Median of a repeated measurement with its 10th and 90th percentiles, and its mean.
 
@@ -44,7 +49,7 @@ class Quantiles(_Strict, frozen=True):
         if self.repeats == 0:
             raise ValueError("a figure that has no table was not measured")
         _check_spread([self.median], [self.p10], [self.p90], [self.repeats])
-        if self.mean is not None and not (math.isfinite(self.mean) and self.mean >= 0):
+        if self.mean is not None and not 0 <= self.mean <= MOST:
             raise ValueError(f"a mean is {self.mean}")
 
     @property
@@ -143,7 +148,8 @@ class Host(_Strict, frozen=True):
         prefetch_after_layer: from the end of a layer's lanes until a prefetch can start: merge and
             way to the next gate are launched first.
         gate_after_prefetch: from the start of a prefetch before a gate until the host can see that
-            the gate's routing is there. Where None, both count as nothing.
+            the gate's routing is there. Both or neither; where None, the host starts prefetches
+            right after a layer, and as late as the gate is seen.
         per_cpu_job_beside_copies: more to a job of the CPU lane in an event that copies, too:
             first the host queues copies. None likewise.
     """
@@ -157,6 +163,17 @@ class Host(_Strict, frozen=True):
     prefetch_after_layer: Quantiles | None = None
     gate_after_prefetch: Quantiles | None = None
     per_cpu_job_beside_copies: Quantiles | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no trial measures without the other."""
+        for name, needs in (
+            ("first_prefetch", "per_prefetch"),
+            ("prefetch_after_layer", "gate_after_prefetch"),
+            ("gate_after_prefetch", "prefetch_after_layer"),
+            ("prefetch_after_layer", "first_prefetch"),
+        ):
+            if getattr(self, name) is not None and getattr(self, needs) is None:
+                raise ValueError(f"{name} is there without {needs}")
 
 
 class Hardware(_Strict, frozen=True):
@@ -347,7 +364,7 @@ def _check_spread(
     for middle, low, high, count in zip(median, p10, p90, repeats, strict=True):
         if count == 0 and all(math.isnan(v) for v in (middle, low, high)):
             continue
-        if count < 1 or not 0 <= low <= middle <= high < math.inf:
+        if count < 1 or not 0 <= low <= middle <= high <= MOST:
             raise ValueError(
                 f"median {middle} with percentiles {low} and {high} of {count} repeats "
                 "is not a measurement"

@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 TABLE_NAMES = tuple(AXES)
+
+NOT_MEASURED = -1.0
+"""Time of what a profile does not hold and where 0 would mean something else."""
 H2D, PAGEABLE, D2H, GPU_EXPERTS, CPU_EXPERTS, CPU_LINK, DENSE, PROJECTIONS = range(8)
 BLOCK_ATTENTION, GATE, SHARED_EXPERT, DENSE_LAYER, LM_HEAD, MERGE, EMBEDDING = range(8, 15)
 
@@ -67,6 +70,7 @@ class CostTables(NamedTuple):
             first_prefetch_us, prefetch_after_layer_us, gate_after_prefetch_us,
             per_cpu_job_beside_copies_us: what the host adds, see
             :class:`oled_sim.costs.profile.Host`.
+            ``gate_after_prefetch_us`` is ``NOT_MEASURED`` where the profile does not hold it.
         prefetch_on_lane_us: what a prefetch adds to its copy, where the profile does not tell when
             the host starts one.
         extrapolate: whether the last cell's line continues outside the profiled range.

@@ -194,7 +194,7 @@ def _host_looks(time, work, tables):
     by then.
     """
     routed = False
-    if work[KIND + GPU] == DENSE and tables.gate_after_prefetch_us > 0.0:
+    if work[KIND + GPU] == DENSE and tables.gate_after_prefetch_us >= 0.0:
         routed = time[LEFT + GPU] - time[LATER] <= tables.per_event_us
     return not routed
 
@@ -203,7 +203,7 @@ def _host_looks(time, work, tables):
 def _put_off_gate(time, work, tables):
     """Have the host see the next gate no earlier than it is done with the prefetch just started."""
     after_us = tables.gate_after_prefetch_us
-    if work[KIND + GPU] == DENSE and work[KIND + H2D] == PREFETCH and after_us > 0.0:
+    if work[KIND + GPU] == DENSE and work[KIND + H2D] == PREFETCH and after_us >= 0.0:
         least = after_us / tables.interference[GPU, GPU_BIT | H2D_BIT] + tables.per_event_us
         if time[LEFT + GPU] < least:
             time[LATER] += least - time[LEFT + GPU]

@@ -316,6 +316,8 @@ def finish_point(folder: Path) -> None:
             (folder / ORDER).unlink(missing_ok=True)
         for name in (PASSES, EVENTS, ORDER, ABOUT):
             if (staged / name).exists():
+                if (folder / name).is_dir():  # which no file can replace
+                    shutil.rmtree(folder / name)
                 (staged / name).replace(folder / name)
     shutil.rmtree(staged, ignore_errors=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 
 import msgspec
@@ -117,4 +118,41 @@ def test_slowdown_must_be_measured(affine: Profile, tmp_path):
     path = tmp_path / "p.toml"
     path.write_text(text)
     with pytest.raises(ProfileError, match="not measured"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        ("per_prefetch", "first_prefetch is there without per_prefetch"),
+        ("prefetch_after_layer", "gate_after_prefetch is there without prefetch_after_layer"),
+        ("gate_after_prefetch", "prefetch_after_layer is there without gate_after_prefetch"),
+        ("first_prefetch", "prefetch_after_layer is there without first_prefetch"),
+    ],
+)
+def test_times_that_are_measured_together_are_there_together(tmp_path, left_out, words):
+    text = to_toml(load_profile("h200-llada2.0-mini"))
+    entry = "[host.{}]\nmedian = 9.0\np10 = 9.0\np90 = 9.0\nrepeats = 1\n\n"
+    pair = entry.format("prefetch_after_layer") + entry.format("gate_after_prefetch")
+    path = tmp_path / "p.toml"
+    path.write_text(
+        whole := text.replace("[host.per_cpu_job_beside", pair + "[host.per_cpu_job_beside")
+    )
+    assert load_profile(path).host
+    path.write_text(re.sub(rf"\[host\.{left_out}\]\n(.+\n)+\n", "", whole))
+    with pytest.raises(ProfileError, match=words):
+        load_profile(path)
+
+
+def test_times_beyond_any_machine_are_refused(tmp_path):
+    text = to_toml(load_profile("h200-llada2.0-mini"))
+    path = tmp_path / "p.toml"
+    path.write_text(
+        re.sub(
+            r"(\[host\.per_pass\]\n)(.+\n)+",
+            r"\1median = 1e300\np10 = 1e300\np90 = 1e300\nrepeats = 1\n",
+            text,
+        )
+    )
+    with pytest.raises(ProfileError, match=r"1e\+300 .* is not a measurement - at `\$\.host"):
         load_profile(path)

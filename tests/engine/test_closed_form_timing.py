@@ -355,11 +355,14 @@ class TestTheHostGoesOnToTheNextLayer:
     def run(self, experts=(6, 7), base=None, **host):
         wanted = {0: [(1, expert, -float(expert)) for expert in experts]}
         policy = Scripted(residents=((0, 0), (1, 5)), wanted=wanted)
+        if "gate_after_prefetch" in host:
+            host = {"prefetch_after_layer": 0.0} | host
         costs = with_host(base, **({"first_prefetch": 10.0, "per_prefetch": 5.0} | host))
         return Run(policy, TWO, self.TRACE, 4, costs=costs)
 
     def test_before_it_starts_another_prefetch(self):
-        run = self.run(prefetch_after_layer=120.0)  # 347 + 120, and not 435 + 5
+        run = self.run(prefetch_after_layer=120.0, gate_after_prefetch=0.0)
+        # 347 + 120, and not 435 + 5
         assert run.jobs("prefetch") == [("prefetch", 285, 435), ("prefetch", 467, 617)]
         assert times(run, 1) == [487, 559, 569]
 
@@ -376,6 +379,13 @@ class TestTheHostGoesOnToTheNextLayer:
         run = self.run(per_prefetch=60.0, gate_after_prefetch=80.0)
         assert run.jobs("prefetch")[1] == ("prefetch", 497, 647)
         assert times(run, 1) == [487, 559, 569]
+
+    def test_the_rule_holds_where_it_takes_no_time(self):
+        # As it counts whether a profile has the time, not how long it is.
+        run = self.run(per_prefetch=60.0, per_event=30.0, gate_after_prefetch=0.0)
+        assert run.jobs("prefetch") == [("prefetch", 315, 465), ("prefetch", 557, 707)]
+        run = self.run(per_prefetch=60.0, per_event=30.0)
+        assert run.jobs("prefetch") == [("prefetch", 315, 465), ("prefetch", 525, 675)]
 
     def test_what_the_host_adds_to_an_event_comes_after_the_routing(self):
         # All gates are 30 later: 305 and 547, where the routing is there at 517. The first

@@ -109,6 +109,16 @@ class TestFiles:
         write_point(folder, point, force=True)
         assert (folder / "point.json").read_bytes() == before
 
+    def test_a_folder_in_place_of_a_file_is_replaced(self, point, tmp_path):
+        folder = tmp_path / "p"
+        write_point(folder, point)
+        for name in ("point.json", "events.parquet"):
+            (folder / name).unlink()
+            (folder / name).mkdir()
+            (folder / name / "something").touch()
+        write_point(folder, point, force=True)
+        assert read_point(folder).events.equals(point.events)
+
     def test_an_unfinished_point_is_none(self, point, tmp_path):
         root = save(tmp_path / "r", point)
         (root / point_name(point.about) / "point.json").unlink()

@@ -60,7 +60,7 @@ TOLD_TOGETHER = (
     ("first_prefetch", "per_prefetch"),
     ("prefetch_after_layer", "gate_after_prefetch"),
 )
-"""Times of which a profile has both or neither."""
+"""Times of which a profile has both or neither, and the later ones only with those before."""
 SHARE = 0.25
 """Of the GPU's free memory, what the experts of the trials' layers may take: the tables are
 measured beside them."""
@@ -160,9 +160,11 @@ class HostTrials:
             for live in zip(*self._found.values(), strict=True)
         ]
         found = {name: [r[name] for r in rounds if len(r[name])] for name in rounds[0]}
+        told = True
         for pair in TOLD_TOGETHER:
             # Where kernels end as their launch returns, the host hardly ever waits for anything.
-            if not all(found[name] for name in pair):
+            told = told and all(found[name] for name in pair)
+            if not told:
                 found |= {name: [] for name in pair}
         return Host(**{name: over_rounds(samples) for name, samples in found.items() if samples})
 
