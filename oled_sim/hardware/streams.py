@@ -1,8 +1,8 @@
 """Streams of a GPU that run beside the one that computes: one for each purpose, the same all along.
 
-torch hands out 32 streams, one after the other and then again, and CUDA sends what is put on them
-through a few queues of the hardware, 8 unless it is told otherwise. Work of two streams that share
-either waits for each other whatever it is, so lanes must not share one with another.
+torch hands out 32 streams, one after the other and then again: of two lanes that come by the same
+one, each waits for the other. CUDA sends streams through queues of the hardware, 8 unless it is
+told otherwise, and by its manual streams that share a queue may wait for each other, too.
 """
 
 from __future__ import annotations

@@ -67,6 +67,13 @@ def test_a_gate_that_came_meanwhile_is_seen_later(routed, unseen):
     assert found.unseen == unseen
 
 
+def test_one_that_had_arrived_did_not_keep_the_host_from_seeing_the_gate():
+    """It ends at 440, the host decides on it until 480, and sees the gate that came at 445."""
+    layer = Layer(0.0, 300.0, routed=445.0, seen=480.0)
+    found = starts_of([layer], [(190.0, 310.0), (320.0, 440.0)], [(70.0, 190.0)])
+    assert found.unseen == []
+
+
 def test_the_last_layer_of_a_pass_has_no_gate_after_it():
     found = starts_of([Layer(0.0, 300.0)], [(190.0, 310.0), (380.0, 500.0)], [])
     assert found.unseen == []

@@ -46,7 +46,7 @@ class Starts(NamedTuple):
     a prefetch to the begin of the next one in the layer. ``resumed``: of the first copy that began
     after a layer's lanes had ended, how long after them, and how long after the copy before.
     ``unseen``: from the begin of a prefetch until the host saw the next gate, where the routing had
-    to wait for that.
+    to wait for that and the copy still ran.
     """
 
     first: list[float]
@@ -104,7 +104,7 @@ def _note_layer(
 ) -> None:
     """Add the samples of one layer, in which copies ``mine`` began."""
     for i in mine:
-        begin, _, ahead = copies[i]
+        begin, end, ahead = copies[i]
         if not ahead:
             continue
         before = copies[i - 1][1] if i else -math.inf
@@ -114,7 +114,9 @@ def _note_layer(
             found.between.append(begin - before)
         elif i > mine[0] and copies[i - 1][0] < layer.ended <= begin:
             found.resumed.append((begin - layer.ended, begin - before))
-        if layer.ended <= begin < layer.seen < math.inf and layer.seen - layer.routed > NOTICED_US:
+        # One that had arrived by then did not keep the host: what it decided on the arrival may.
+        kept = layer.ended <= begin < layer.seen < end
+        if kept and layer.seen - layer.routed > NOTICED_US:
             found.unseen.append(layer.seen - begin)
 
 

@@ -24,8 +24,8 @@ from oled_sim.hardware.slab import Slab
 SEED = 0
 HOST_POOL_BYTES, SMALL_HOST_POOL_BYTES = 16 << 30, 1 << 30
 """Least size of the experts in host memory with a GPU and without, unless all of the model's are
-fewer. Servers have last level caches of hundreds of MB, which keep part of what is read in turn
-even where that is several times as large: experts of 1 GiB would be found there more often than
+fewer. Servers have last level caches of hundreds of MB, which may keep part of what is read in turn
+even where that is several times as large: experts of 1 GiB could be found there more often than
 those of a run."""
 HOST_SHARE = 0.25
 """Of the host memory that is available, the most that these may take."""
