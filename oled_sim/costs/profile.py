@@ -84,7 +84,8 @@ class Curve(_Strict, frozen=True):
 class Grid(_Strict, frozen=True):
     """A time by two counts: lists of rows [len(rows)][len(columns)], in µs.
 
-    A cell with 0 repeats and time ``nan`` was not measured; the cost model refuses to use it.
+    A cell with 0 repeats was not measured. Its time lies between those of the rows beside it, or is
+    ``nan``, which the cost model refuses to use.
     """
 
     axes: tuple[str, str]
@@ -101,7 +102,7 @@ class Grid(_Strict, frozen=True):
         for cells in (self.median_us, self.p10_us, self.p90_us, self.repeats):
             _check_shape(cells, len(self.rows), len(self.columns))
         for row in zip(self.median_us, self.p10_us, self.p90_us, self.repeats, strict=True):
-            _check_spread(*row)
+            _check_spread(*row, may_be_between=True)
 
 
 class Beside(_Strict, frozen=True):
@@ -357,14 +358,20 @@ def _check_shape(cells: Sequence[Sequence[object]], rows: int, columns: int) -> 
 
 
 def _check_spread(
-    median: Sequence[float], p10: Sequence[float], p90: Sequence[float], repeats: Sequence[int]
+    median: Sequence[float],
+    p10: Sequence[float],
+    p90: Sequence[float],
+    repeats: Sequence[int],
+    *,
+    may_be_between: bool = False,
 ) -> None:
     if not len(median) == len(p10) == len(p90) == len(repeats):
         raise ValueError("medians, percentiles and repeats differ in number")
     for middle, low, high, count in zip(median, p10, p90, repeats, strict=True):
         if count == 0 and all(math.isnan(v) for v in (middle, low, high)):
             continue
-        if count < 1 or not 0 <= low <= middle <= high <= MOST:
+        least = 0 if may_be_between else 1
+        if count < least or not 0 <= low <= middle <= high <= MOST:
             raise ValueError(
                 f"median {middle} with percentiles {low} and {high} of {count} repeats "
                 "is not a measurement"

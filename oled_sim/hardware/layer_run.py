@@ -85,12 +85,13 @@ class LayerMarks:
 
     How long decisions had kept the run waiting so far: ``paused_before_us`` at the start,
     ``paused_gate_us`` when the host saw the gate, ``paused_us`` once it had decided there,
-    ``paused_end_us`` at the end. ``kernels``: begin
-    and end of every grouped kernel and of the shared expert.
+    ``paused_end_us`` at the end. ``launched_us``: what leads to the gate had been launched, with
+    decisions. ``kernels``: begin and end of every grouped kernel and of the shared expert.
     """
 
     start: Mark
     routed: Mark
+    launched_us: float = 0.0
     gate_us: float = 0.0
     paused_before_us: float = 0.0
     paused_gate_us: float = 0.0

@@ -197,7 +197,7 @@ class LivePace:
         work[EVENT] = v
         if v < course.pass_event[work[PASS] + 1]:
             machine.backbone.to_gate(int(course.event_layer[v]))
-            marks = LayerMarks(self._start, machine.clock.mark())
+            marks = LayerMarks(self._start, machine.clock.mark(), now_us())
             marks.paused_before_us = self._paused_us
             self._marks.layers.append(marks)
             work[PHASE] = APPROACHING

@@ -89,6 +89,24 @@ def test_cells_beyond_any_pass_in_range_are_left_out():
     assert axes.reachable(8, 4096, MINI)
 
 
+def test_long_jobs_are_not_measured_at_every_number_of_experts():
+    axes = ExpertAxes([1, 4, 5, 8, 40, 48], [1, 1024, 4096], 4096, skipped=frozenset({5, 40}))
+    assert axes.between(5, 1024, MINI)
+    assert axes.between(5, 4096, MINI)  # 8 experts with so many can be reached
+    assert not axes.between(5, 1, MINI)
+    assert not axes.between(4, 1024, MINI)
+    assert axes.between(40, 1024, MINI)
+    assert not axes.between(40, 4096, MINI)  # nothing beyond it is measured
+
+
+@pytest.mark.parametrize("cost", [MINI, SMALL])
+def test_long_jobs_keep_the_step_where_the_workers_come_out_even(cost):
+    axes = full_axes(cost, 32).on_cpu
+    measured = [n for n in axes.experts if not axes.between(n, 1024, cost)]
+    assert {1, 12, 13, 16, cost.experts} <= set(measured)
+    assert len(measured) < len(axes.experts)
+
+
 @pytest.mark.parametrize("make", [full_axes, cpu_axes, quick_axes])
 def test_axes_step_from_a_block_to_longer_passes_and_end_at_all_experts(make):
     axes = make(SMALL, 24)
@@ -139,6 +157,16 @@ def test_long_points_are_visited_once():
     assert visits == {5: 2, 50: 1}
     assert sweep.tables["merge"].repeats == [2, 1]
     assert told[-1] == ("merge", 4, 4)
+
+
+def test_cells_between_rows_hold_what_a_lookup_would_find_without_the_row():
+    sweep = Sweep(Clock(CPU.device))
+    cells = {(1, 1): [2.0], (1, 2): [4.0], (2, 1): [9.0], (2, 2): [], (5, 1): [9.0], (5, 2): [12.0]}
+    sweep.keep_grid("cpu_experts", [1, 2, 5], [1, 2], cells)
+    sweep.fill_between_rows("cpu_experts", lambda row, column: (row, column) == (2, 2))
+    table = sweep.tables["cpu_experts"]
+    assert table.median_us == table.p10_us == table.p90_us == [[2.0, 4.0], [9.0, 6.0], [9.0, 12.0]]
+    assert table.repeats == [[1, 1], [1, 0], [1, 1]]
 
 
 def test_cells_without_samples_are_nan():

@@ -132,7 +132,7 @@ def test_experts_of_the_bundled_model(cpu, model, tmp_path):
 
 @pytest.mark.parametrize(
     ("available_bytes", "expected_bytes"),
-    [(float("inf"), 16 << 30), (128 << 30, 16 << 30), (32 << 30, 8 << 30)],
+    [(float("inf"), 4 << 30), (16 << 30, 4 << 30), (8 << 30, 2 << 30)],
 )
 def test_experts_that_are_measured_take_a_quarter_of_the_memory_at_most(
     available_bytes, expected_bytes, monkeypatch

@@ -44,19 +44,17 @@ def test_layers_without_a_copy_tell_nothing():
     assert starts_of([Layer(0.0, LATE)], [], []) == Starts([], [], [], [])
 
 
-def test_after_a_layers_end_the_host_has_other_things_to_do_first():
-    """Lanes end at 300; the prefetch behind the demand ends at 310, the next begins at 380."""
-    layer = Layer(0.0, 300.0, routed=390.0, seen=395.0)
-    found = starts_of([layer], [(190.0, 310.0), (380.0, 500.0)], [(70.0, 190.0)])
-    assert found == Starts([], [], [(80.0, 70.0)], [])
-    assert found.after_layer(between_us=30.0) == [80.0]
-    assert found.after_layer(between_us=50.0) == []  # it may have waited for the copy before
+def test_after_a_layers_end_the_host_launches_what_follows_first():
+    """Lanes end at 300, the way to the next gate has been launched at 350.
 
-
-def test_of_a_layer_only_the_first_one_after_its_end_waited_for_that():
-    layer = Layer(0.0, 300.0, routed=800.0, seen=805.0)
-    copies = [(190.0, 310.0), (380.0, 500.0), (530.0, 650.0)]
-    assert starts_of([layer], copies, [(70.0, 190.0)]).resumed == [(80.0, 70.0)]
+    Copies do not tell: the prefetch before ends at 340 or at 420, and the next one follows it.
+    """
+    layers = [Layer(0.0, 300.0, launched=350.0, routed=390.0, seen=395.0), Layer(395.0, LATE)]
+    for ends in (340.0, 420.0):
+        copies = [(190.0, ends), (max(ends, 350.0) + 30.0, 550.0)]
+        found = starts_of(layers, copies, [(70.0, 190.0)])
+        assert found.onwards == [50.0]
+        assert found.after_layer(between_us=30.0) == [80.0]
 
 
 @pytest.mark.parametrize(("routed", "unseen"), [(400.0, [75.0]), (440.0, [])])
@@ -89,6 +87,7 @@ def test_decisions_do_not_count(cpu):
     times.note(0, marks)
     assert times.found == Starts([], [], [], [])
     times.note(1, marks)
+    assert times.found.onwards == []  # nothing follows
     assert times.found.first == [175.0 - (100.0 + 20.0)]
 
 
@@ -106,3 +105,15 @@ def test_a_gate_is_seen_with_the_decisions_before_it(cpu):
     times = StartTimes(Clock(cpu.device), skip=0)
     times.note(0, PassMarks(0.0, 0.0, layers=[first, second], prefetches=copies))
     assert times.found.unseen == [455.0 - 380.0]
+
+
+def test_what_follows_a_layer_is_launched_without_the_decisions_on_what_was_held(cpu):
+    """Lanes end at 300; two decisions on held arrivals take 40 µs, launching 50."""
+    first = LayerMarks(Mark(None), Mark(None), paused_us=20.0, lanes=Mark(None, 300.0))
+    second = LayerMarks(
+        Mark(None, 345.0), Mark(None, 400.0), launched_us=390.0, gate_us=425.0,
+        paused_before_us=60.0, paused_gate_us=60.0, paused_us=70.0, lanes=Mark(None, 900.0),
+    )  # fmt: skip
+    times = StartTimes(Clock(cpu.device), skip=0)
+    times.note(0, PassMarks(0.0, 0.0, layers=[first, second]))
+    assert times.found.onwards == [50.0]

@@ -13,6 +13,10 @@ takes has a step wherever the workers come out even."""
 POWERS = tuple(1 << i for i in range(15))
 EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ON_CPU = (*range(1, 2 * WORKERS), 24, 28, 32, 40, 48, 64, 96, 128, 192, 256)
+_ON_CPU_LONG = {*EXPERTS, WORKERS + 1, 2 * WORKERS + 4}
+LONG = 1024
+"""Tokens per expert from which on the CPU is measured at fewer numbers of experts: a job takes up
+to seconds there, and is the expert's arithmetic whichever worker does it."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,14 @@ class ExpertAxes:
     Attributes:
         experts: rows. tokens_per_expert: columns.
         tokens: of the largest pass that the table must serve.
+        skipped: rows that are not measured where an expert has :data:`LONG` tokens or more; what
+            lies between the rows beside them is taken there. Never the first or the last one.
     """
 
     experts: list[int]
     tokens_per_expert: list[int]
     tokens: int
+    skipped: frozenset[int] = frozenset()
 
     def reachable(self, experts: int, per_expert: int, cost: CostGeometry) -> bool:
         """Whether interpolation needs this cell.
@@ -38,6 +45,13 @@ class ExpertAxes:
         lowest_row = rows[max(rows.index(experts) - 1, 0)]
         lowest_column = columns[max(columns.index(per_expert) - 1, 0)]
         return lowest_row * lowest_column <= cost.top_k * self.tokens
+
+    def between(self, experts: int, per_expert: int, cost: CostGeometry) -> bool:
+        """Whether a cell is not measured but taken from the rows beside it."""
+        if experts not in self.skipped or per_expert < LONG:
+            return False
+        beyond = {n for n in self.experts if n > experts} - self.skipped
+        return any(self.reachable(n, per_expert, cost) for n in beyond)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ def full_axes(cost: CostGeometry, block: int) -> Axes:
         tokens=_around(block, 1 << 14),
         head_tokens=_around(block, 1 << 12),
         on_gpu=ExpertAxes(_up_to(cost.experts, EXPERTS), list(POWERS[:13]), 1 << 14),
-        on_cpu=ExpertAxes(_up_to(cost.experts, _ON_CPU), [1, 2, 4, *POWERS[4:13:2]], 1 << 12),
+        on_cpu=_on_cpu(cost),
         dense_tokens=_around(block, 1 << 13),
         context=[0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
         usual_context=512,
@@ -110,6 +124,12 @@ def quick_axes(cost: CostGeometry, block: int) -> Axes:
         requests=[1, 2],
         keys=[1, 32],
     )
+
+
+def _on_cpu(cost: CostGeometry) -> ExpertAxes:
+    rows = _up_to(cost.experts, _ON_CPU)
+    skipped = frozenset(rows[1:-1]) - _ON_CPU_LONG
+    return ExpertAxes(rows, [1, 2, 4, *POWERS[4:13:2]], 1 << 12, skipped)
 
 
 def _around(block: int, most: int) -> list[int]:

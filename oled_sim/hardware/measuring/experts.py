@@ -116,7 +116,7 @@ def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
     a = rig.axes.on_cpu
 
     def times(n: int, t: int) -> list[float]:
-        if not a.reachable(n, t, rig.cost):
+        if not a.reachable(n, t, rig.cost) or a.between(n, t, rig.cost):
             return []
         job = LaneJob(rig, n, t)
 
@@ -128,6 +128,7 @@ def measure_cpu_experts(sweep: Sweep, rig: Rig) -> None:
         return sweep.clock.repeat(sample)
 
     sweep.grid("cpu_experts", a.experts, a.tokens_per_expert, times, rounds=1)
+    sweep.fill_between_rows("cpu_experts", lambda n, t: a.between(n, t, rig.cost))
 
 
 def measure_cpu_link(sweep: Sweep, rig: Rig, block: int) -> None:

@@ -29,12 +29,14 @@ NOTICED_US = 25.0
 class Layer(NamedTuple):
     """Times of a layer on the host's clock, µs.
 
-    ``decided``: the decision at its gate had been made. ``ended``: its lanes had. ``routed``: the
-    routing of the next gate was there, ``seen`` by the host; infinite for the last one of a pass.
+    ``decided``: the decision at its gate had been made. ``ended``: its lanes had. ``launched``: so
+    had the host launched what leads to the next gate, which is ``routed`` when the routing is
+    there, and ``seen`` by the host; infinite for the last one of a pass.
     """
 
     decided: float
     ended: float
+    launched: float = math.inf
     routed: float = math.inf
     seen: float = math.inf
 
@@ -43,32 +45,34 @@ class Starts(NamedTuple):
     """Samples in µs.
 
     ``first``: from a gate's decision until the first prefetch begins. ``between``: from the end of
-    a prefetch to the begin of the next one in the layer. ``resumed``: of the first copy that began
-    after a layer's lanes had ended, how long after them, and how long after the copy before.
-    ``unseen``: from the begin of a prefetch until the host saw the next gate, where the routing had
-    to wait for that and the copy still ran.
+    a prefetch to the begin of the next one in the layer. ``onwards``: from the end of a layer's
+    lanes until the host had launched what leads to the next gate; only then it looks after copies
+    again. ``unseen``: from the begin of a prefetch until the host saw the next gate, where the
+    routing had to wait for that and the copy still ran.
     """
 
     first: list[float]
     between: list[float]
-    resumed: list[tuple[float, float]]
+    onwards: list[float]
     unseen: list[float]
 
     def extend(self, others: Starts) -> None:
         """Add other samples."""
         self.first.extend(others.first)
         self.between.extend(others.between)
-        self.resumed.extend(others.resumed)
+        self.onwards.extend(others.onwards)
         self.unseen.extend(others.unseen)
 
     def after_layer(self, between_us: float) -> list[float]:
-        """Return how long after the lanes' end those of ``resumed`` began that waited for the host.
+        """Return how long after the lanes' end a prefetch can begin whose turn has come.
+
+        When the first one began says less: most have to wait for the end of the copy before as
+        well, and those that were seen to wait for the host alone are those for which it took long.
 
         Args:
-            between_us: usual between two prefetches. One that began no later than half as long
-                again after the copy before may have waited for that.
+            between_us: usual between two prefetches: what the host does once it looks again.
         """
-        return [after for after, since in self.resumed if since > 1.5 * between_us]
+        return [after + between_us for after in self.onwards]
 
 
 def nothing() -> Starts:
@@ -91,6 +95,7 @@ def starts_of(
         copy before had ended at the gate.
     """
     found = nothing()
+    found.onwards.extend(x.launched - x.ended for x in layers if x.launched < math.inf)
     everything = sorted([*((*copy, True) for copy in prefetches), *((*c, False) for c in demand)])
     for layer, following in zip(layers, [*layers[1:], None], strict=True):
         until = math.inf if following is None else following.decided
@@ -112,8 +117,6 @@ def _note_layer(
             found.first.append(begin - layer.decided)
         elif i > mine[0] and copies[i - 1][2] and begin < layer.ended:
             found.between.append(begin - before)
-        elif i > mine[0] and copies[i - 1][0] < layer.ended <= begin:
-            found.resumed.append((begin - layer.ended, begin - before))
         # One that had arrived by then did not keep the host: what it decided on the arrival may.
         kept = layer.ended <= begin < layer.seen < end
         if kept and layer.seen - layer.routed > NOTICED_US:
@@ -149,8 +152,10 @@ class StartTimes:
         ended = self.clock.time_us(marks.lanes)
         if following is None:
             return Layer(decided, ended)
+        # After the lanes' end alone, where decisions on arrivals that were held do not count.
+        launched = following.launched_us - (following.paused_before_us - marks.paused_us)
         seen = following.gate_us + following.paused_gate_us - following.paused_before_us
-        return Layer(decided, ended, self.clock.time_us(following.routed), seen)
+        return Layer(decided, ended, launched, self.clock.time_us(following.routed), seen)
 
     def _spans(self, copies: Iterable[Copy]) -> list[Span]:
         """Return when copies began and ended, in this order."""

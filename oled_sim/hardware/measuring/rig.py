@@ -22,11 +22,10 @@ from oled_sim.hardware.shapes import expert_elements
 from oled_sim.hardware.slab import Slab
 
 SEED = 0
-HOST_POOL_BYTES, SMALL_HOST_POOL_BYTES = 16 << 30, 1 << 30
+HOST_POOL_BYTES, SMALL_HOST_POOL_BYTES = 4 << 30, 1 << 30
 """Least size of the experts in host memory with a GPU and without, unless all of the model's are
-fewer. Servers have last level caches of hundreds of MB, which may keep part of what is read in turn
-even where that is several times as large: experts of 1 GiB could be found there more often than
-those of a run."""
+fewer. Many times the last level cache of a server, which has hundreds of MB; with 16 GiB CPU
+experts took as long as with 1.5, and page-locking those takes longer than most tables."""
 HOST_SHARE = 0.25
 """Of the host memory that is available, the most that these may take."""
 GPU_POOL_BYTES = 3 << 30

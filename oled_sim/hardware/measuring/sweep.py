@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+import numpy as np
 import torch
 
 from oled_sim.costs.profile import AXES, Curve, Grid
@@ -17,6 +19,7 @@ Key = tuple[int, ...]
 TimeAt = Callable[..., list[float]]
 Progress = Callable[[str, int, int], None]
 """Told (what is measured, points done, points in all)."""
+TIMES = ("median_us", "p10_us", "p90_us")
 
 
 @dataclass
@@ -98,6 +101,18 @@ class Sweep:
             [[c.repeats if c else 0 for c in row] for row in cells],
         )
 
+    def fill_between_rows(self, name: str, between: Callable[[int, int], bool]) -> None:
+        """Give the cells that ``between(row, column)`` is true of what lies between those measured.
+
+        That is what a lookup would find there if the row were missing; they keep 0 repeats. Beyond
+        the last row measured in a column they stay nan.
+        """
+        table = self.tables[name]
+        assert isinstance(table, Grid)
+        self.tables[name] = msgspec.structs.replace(
+            table, **{of: _filled(table, getattr(table, of), between) for of in TIMES}
+        )
+
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Note how long a step takes, and free the GPU's memory after it."""
@@ -107,3 +122,17 @@ class Sweep:
         self.seconds[name] = round(taken, 2)
         if self.clock.cuda:
             torch.cuda.empty_cache()
+
+
+def _filled(
+    table: Grid, cells: list[list[float]], between: Callable[[int, int], bool]
+) -> list[list[float]]:
+    """Return the cells of a grid with those between the rows of a column filled."""
+    rows, times = np.array(table.rows, np.float64), np.array(cells)
+    for j, column in enumerate(table.columns):
+        known = ~np.isnan(times[:, j])
+        for i in np.flatnonzero([between(row, column) for row in table.rows]):
+            if known[i:].any():
+                found = np.interp(rows[i], rows[known], times[known, j])
+                times[i, j] = round(float(found), 3)
+    return times.tolist()
