@@ -66,10 +66,30 @@ def test_it_ends_where_loads_always_end_first():
     assert len(load.asked_us) == 3 * ATTEMPTS
 
 
-def test_what_could_not_be_measured_is_named():
-    lanes = {"gpu": lane_of(Busy(0)), "h2d": lane_of(Busy(0)), "cpu": lane_of(Busy(10**9))}
+def test_a_lane_is_held_beside_each_other_one_and_beside_both():
+    lanes = {name: lane_of(Busy(0)) for name in ("gpu", "h2d", "cpu")}
+    loads = interference.loads_beside(lanes, "cpu")
+    assert loads == {
+        "gpu": [lanes["gpu"].load],
+        "h2d": [lanes["h2d"].load],
+        "both": [lanes["h2d"].load, lanes["gpu"].load],
+    }
+
+
+def test_what_could_not_be_measured_in_any_round_is_named():
     with pytest.raises(ProfileError, match="h2d beside cpu could not be measured"):
-        interference._slowdowns(CLOCK, lanes, "h2d", 5)
+        interference.slow_down([[], []], "h2d beside cpu")
+
+
+def test_rounds_without_a_sample_and_disturbed_ones_do_not_decide():
+    found = interference.slow_down([[1.1, 1.3], [], [3.0, 5.0], [1.0, 1.2]], "h2d beside cpu")
+    assert found.mean == 1.2  # of 1.2, 4.0 and 1.1
+    assert (found.median, found.repeats) == (1.25, 6)
+
+
+def test_noise_that_makes_a_gain_counts_as_no_slow_down():
+    found = interference.slow_down([[0.8, 0.9]], "h2d beside cpu")
+    assert (found.mean, found.median, found.p10, found.p90) == (1.0, 1.0, 1.0, 1.0)
 
 
 def test_streams_get_queues_of_their_own():

@@ -9,6 +9,7 @@ noticing that something has ended.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ from oled_sim.hardware.live import LivePace
 from oled_sim.hardware.machine import Machine
 from oled_sim.hardware.measuring.prefetch_starts import Starts, StartTimes
 from oled_sim.hardware.measuring.rig import SEED, Rig
-from oled_sim.hardware.measuring.timing import spread
+from oled_sim.hardware.measuring.timing import spread_over
 from oled_sim.hardware.measuring.trials import (
     BESIDE,
     CONTEXT,
@@ -290,11 +291,10 @@ def _machine(rig: Rig, layers: int) -> Machine:
 
 
 def over_rounds(rounds: Sequence[NDArray[np.float64]]) -> Quantiles:
-    """Summarise gaps of several rounds, in µs; what counts is the median of the rounds' means.
+    """Summarise gaps of several rounds, in µs.
 
-    A round in which neighbours of a shared machine disturb it is one of many then. Parts that
-    overlap may take less than their sum, which counts as nothing.
+    Parts that overlap may take less than their sum, which counts as nothing.
     """
-    found = spread(np.maximum(np.concatenate(rounds), 0.0).tolist())
-    usual = float(np.median([samples.mean() for samples in rounds]))
+    found = spread_over([np.maximum(samples, 0.0).tolist() for samples in rounds])
+    usual = statistics.median(float(samples.mean()) for samples in rounds)
     return msgspec.structs.replace(found, mean=round(max(0.0, usual), 3))

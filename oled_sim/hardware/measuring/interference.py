@@ -2,7 +2,8 @@
 
 The load of another lane is started before a measurement and must still be running after it; a
 measurement that outlives its load does not count. Alone and beside a load, a lane is measured in
-the same way.
+the same way, in turn, and in rounds between the tables: neighbours on a shared machine slow one
+lane for seconds or minutes, and not the others.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ from oled_sim.hardware.measuring.links import expert_copies
 from oled_sim.hardware.measuring.loads import JobLoad, Load, QueuedLoad, RepeatedLoad
 from oled_sim.hardware.measuring.rig import Rig, tokens_on_cpu
 from oled_sim.hardware.measuring.sweep import Sweep
-from oled_sim.hardware.measuring.timing import Call, Clock, between_us, spread
+from oled_sim.hardware.measuring.timing import Call, Clock, between_us, spread, spread_over
 
 SETTLE_S = 0.0005
-TURNS = 5
-"""How often a lane is measured alone and beside a load, in turn."""
 LONGER = (1.0, 1.4, 2.0, 2.8, 4.0)
 """How long loads are to last, in turn, over what should do, while they end too early. What is
 queued ahead has a limit, so asking for ever more does not help where a neighbour kept the lane."""
@@ -44,54 +43,84 @@ class Lane:
     load: Load
 
 
-def measure_interference(sweep: Sweep, rig: Rig, tries: int) -> Interference:
-    """Measure the slow-down of each lane beside the others, at the sizes of a decode pass."""
-    with sweep.step("interference"):
-        lanes = {
-            "gpu": _gpu(sweep.clock, rig),
-            "h2d": _h2d(sweep.clock, rig),
-            "cpu": _cpu(sweep.clock, rig),
-        }
-        found: dict[str, Beside] = {}
-        for i, name in enumerate(lanes):
-            found[name] = _slowdowns(sweep.clock, lanes, name, tries)
-            sweep.on_progress("interference", i + 1, len(lanes))
-    return Interference(**found)
+class SlowDowns:
+    """Measures the slow-down of each lane beside the others, at the sizes of a decode pass.
+
+    Args:
+        sweep: times what it takes. rig: the lanes.
+        tries: samples of each lane beside each other one, and alone, in a round.
+    """
+
+    def __init__(self, sweep: Sweep, rig: Rig, tries: int) -> None:
+        self._sweep, self._tries = sweep, tries
+        with sweep.step("interference"):
+            self._lanes = {
+                "gpu": _gpu(sweep.clock, rig),
+                "h2d": _h2d(sweep.clock, rig),
+                "cpu": _cpu(sweep.clock, rig),
+            }
+        self._rounds: dict[tuple[str, str], list[list[float]]] = {}
+
+    def run(self) -> None:
+        """Measure all once."""
+        with self._sweep.step("interference"):
+            for i, name in enumerate(self._lanes):
+                self._measure(name)
+                self._sweep.on_progress("interference", i + 1, len(self._lanes))
+
+    def _measure(self, name: str) -> None:
+        for other, loads in loads_beside(self._lanes, name).items():
+            found = _factors(self._sweep.clock, self._lanes[name], loads, self._tries)
+            self._rounds.setdefault((name, other), []).append(found)
+
+    def found(self) -> Interference:
+        """Return what was found in all rounds.
+
+        Raises:
+            ProfileError: loads of a lane always ended first.
+        """
+        return Interference(**{name: self._beside(name) for name in self._lanes})
+
+    def _beside(self, name: str) -> Beside:
+        return Beside(
+            **{
+                other: slow_down(rounds, f"{name} beside {other}")
+                for (lane, other), rounds in self._rounds.items()
+                if lane == name
+            }
+        )
 
 
-def _slowdowns(clock: Clock, lanes: dict[str, Lane], name: str, tries: int) -> Beside:
-    """Return the slow-down of a lane beside each other lane and beside both."""
-    lane = lanes[name]
+def loads_beside(lanes: dict[str, Lane], name: str) -> dict[str, list[Load]]:
+    """Return the loads of each other lane, and of both."""
     others = {o: [lanes[o].load] for o in lanes if o != name}
     # Copies first: queueing them takes longest, and the GPU's queue is short.
     order = [o for o in ("h2d", "gpu", "cpu") if o != name]
     others["both"] = [lanes[o].load for o in order]
-    return Beside(
-        **{
-            other: _slowdown(clock, lane, loads, tries, f"{name} beside {other}")
-            for other, loads in others.items()
-        }
-    )
+    return others
 
 
-def _slowdown(clock: Clock, lane: Lane, loads: list[Load], tries: int, what: str) -> Quantiles:
-    """Return the slow-down of a lane beside loads; ``what`` this is, for messages.
+def _factors(clock: Clock, lane: Lane, loads: list[Load], tries: int) -> list[float]:
+    """Return by how much a lane was slower beside loads than just before, without them."""
+    alone_us = spread(_beside(clock, lane, [], 0.0, tries)).median
+    return [us / alone_us for us in _beside(clock, lane, loads, alone_us, tries)]
 
-    Alone and beside them it is measured in turn: a machine may become faster or slower within
-    seconds, which must not count as an effect of the load.
+
+def slow_down(rounds: list[list[float]], what: str) -> Quantiles:
+    """Summarise the factors of several rounds; ``what`` slowed beside what, for messages.
+
+    A round in which loads always ended first is left out.
+
+    Raises:
+        ProfileError: there is no other.
     """
-    factors: list[float] = []
-    each = -(-tries // TURNS)
-    for _ in range(TURNS):
-        alone_us = spread(_beside(clock, lane, [], 0.0, each)).median
-        beside_us = _beside(clock, lane, loads, alone_us, each)
-        if not beside_us:
-            raise ProfileError(
-                f"{what} could not be measured: what kept the others busy always ended first;"
-                " measure again while nothing else runs on the machine"
-            )
-        factors += [us / alone_us for us in beside_us]
-    return _at_least_one(spread(factors))
+    measured = [factors for factors in rounds if factors]
+    if not measured:
+        raise ProfileError(
+            f"{what} could not be measured: what kept the others busy always ended first;"
+            " measure again while nothing else runs on the machine"
+        )
+    return _at_least_one(spread_over(measured))
 
 
 def _at_least_one(found: Quantiles) -> Quantiles:

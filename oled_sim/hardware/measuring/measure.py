@@ -22,7 +22,7 @@ from oled_sim.hardware.measuring.experts import (
     measure_gpu_experts,
 )
 from oled_sim.hardware.measuring.host import HostTrials
-from oled_sim.hardware.measuring.interference import measure_interference
+from oled_sim.hardware.measuring.interference import SlowDowns
 from oled_sim.hardware.measuring.layers import measure_layers
 from oled_sim.hardware.measuring.links import measure_h2d, measure_links
 from oled_sim.hardware.measuring.rig import Rig, built
@@ -32,7 +32,8 @@ from oled_sim.hardware.place import Place
 
 CACHE_BYTES, SMALL_CACHE_BYTES = 8 << 30, 64 << 20
 """Keys and values that a batch's attention goes through, on a GPU and elsewhere."""
-TRIES, QUICK_TRIES = 40, 4
+TRIES, QUICK_TRIES = 10, 1
+"""Samples of a lane beside others in a round."""
 LAUNCHES = 100
 
 
@@ -96,14 +97,17 @@ def measure(plan: Plan, on_progress: Progress = lambda *_: None) -> Measured:
     ):
         sweep.seconds["weights"] = round(time.perf_counter() - start, 2)
 
+        slow_downs = SlowDowns(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
+
         def what_varies() -> None:
             measure_cpu_experts(sweep, rig)
             with sweep.step("host"):
                 trials.run()
 
-        interference = _measure_all(sweep, rig, plan, (lambda: None) if plan.quick else what_varies)
+        between = (lambda: None) if plan.quick else what_varies
+        _measure_all(sweep, rig, plan, slow_downs.run, between)
         what_varies()
-        profile = _profile(plan, sweep, interference, *_overheads(sweep))
+        profile = _profile(plan, sweep, slow_downs.found(), *_overheads(sweep))
         host = trials.compare(profile)
     sweep.seconds["total"] = round(time.perf_counter() - start, 2)
     return Measured(msgspec.structs.replace(profile, host=host), sweep.seconds)
@@ -128,24 +132,28 @@ def _profile(
     )
 
 
-def _measure_all(sweep: Sweep, rig: Rig, plan: Plan, between: Callable[[], None]) -> Interference:
-    """Fill all other tables, with what varies most between them; return the slow-downs."""
+def _measure_all(
+    sweep: Sweep, rig: Rig, plan: Plan, slow_downs: Callable[[], None], between: Callable[[], None]
+) -> None:
+    """Fill all other tables, with what varies most between them."""
     small = plan.quick or not plan.place.cuda
+    slow_downs()
     measure_links(sweep, rig)
     between()
+    slow_downs()
     measure_layers(sweep, rig, plan.block)
     cache_bytes = SMALL_CACHE_BYTES if small else CACHE_BYTES
     measure_batches(sweep, rig, cache_bytes, 0 if small else L2_MULTIPLE_BYTES)
     between()
+    slow_downs()
     measure_gpu_experts(sweep, rig)
     between()
-    interference = measure_interference(sweep, rig, QUICK_TRIES if plan.quick else TRIES)
+    slow_downs()
     # After the slow-downs, which once could not be measured with these ways captured before: it
     # seems that on a stream of their own they waited for what another one had queued.
     measure_cpu_link(sweep, rig, block=plan.block)
     between()
     measure_h2d(sweep, rig)  # again
-    return interference
 
 
 def _overheads(sweep: Sweep) -> tuple[Quantiles, Quantiles]:

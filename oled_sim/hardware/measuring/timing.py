@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from oled_sim.costs.profile import Quantiles
@@ -28,6 +29,16 @@ def spread(samples: list[float]) -> Quantiles:
         repeats=len(samples),
         mean=round(statistics.fmean(ordered), 3),
     )
+
+
+def spread_over(rounds: Sequence[Sequence[float]]) -> Quantiles:
+    """Summarise samples of several rounds; the mean is the median of the rounds' means.
+
+    A round in which neighbours of a shared machine disturb it is one of many then.
+    """
+    found = spread([sample for samples in rounds for sample in samples])
+    usual = statistics.median(statistics.fmean(samples) for samples in rounds)
+    return msgspec.structs.replace(found, mean=round(usual, 3))
 
 
 @dataclass(frozen=True)
