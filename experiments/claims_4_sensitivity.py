@@ -103,9 +103,9 @@ def _full(model: str, stated: float) -> Claim:
         f"full-{model}", "5.4, fig. 17a", f"TPOT with 100 of 256 experts above full residency's,"
         f" {model}", at_most(stated), "%", "fig17", over_full,
         names=("model", "cache"), rows=both(only(part="capacity"), only(model=f"llada2.0-{model}")),
-        why="With all experts resident a token takes the H200 2 (mini) or 8 ms (flash), so misses"
+        why="With all experts resident a token takes the H200 2 (mini) or 9 ms (flash), so misses"
         " weigh much; beside the estimated machine's 3 and 18 ms they weigh half or less (figure"
-        " 17). A split without OLED's fixed ratio takes 16 to 29 % (mini) or 3 % (flash) off"
+        " 17). A split without OLED's fixed ratio takes 15 to 22 % (mini) or 10 % (flash) off"
         " (`oled:exact`, figure 13).",
     )  # fmt: skip
 
