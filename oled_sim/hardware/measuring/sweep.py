@@ -67,7 +67,7 @@ class Sweep:
         with self.step(name):
             for i, key in enumerate([*keys] * rounds):
                 found = samples[key]
-                if i < first or (found and not self.clock.is_long(found)):
+                if i < first or self.clock.wants(found):
                     found += time_at(*key)
                 self.on_progress(name, i + 1, len(keys) * rounds)
         return samples

@@ -47,7 +47,8 @@ class Clock:
 
     A point is measured in up to ``rounds`` visits, so that a disturbance of the machine meets
     one visit and not the median. ``most`` bounds the repeats of a visit; within that, a visit may
-    take ``budget_us``. What takes longer is measured once, in the first visit alone.
+    take ``budget_us``. What takes longer is measured once a visit, in no more than two visits, and
+    in one if it takes four times as long.
     """
 
     device: torch.device
@@ -93,10 +94,10 @@ class Clock:
     def repeat(self, sample: Callable[[], float]) -> list[float]:
         """Take samples, in µs, as often as the budget of a visit allows, after a warm-up.
 
-        What takes four times the budget is its own warm-up.
+        What takes longer than that is its own warm-up.
         """
         taken = sample()
-        if taken > 4 * self.budget_us:
+        if taken > self.budget_us:
             return [taken]
         for _ in range(self.warm_up - 1):
             if taken > self.budget_us / 4:
@@ -105,9 +106,13 @@ class Clock:
         repeats = max(1, min(self.most, int(self.budget_us / max(taken, 1.0))))
         return [sample() for _ in range(repeats)]
 
-    def is_long(self, samples: list[float]) -> bool:
-        """Whether a point is too long to be visited again."""
-        return bool(samples) and samples[0] > self.budget_us
+    def wants(self, samples: list[float]) -> bool:
+        """Whether a point with these samples is to be visited again."""
+        if not samples:
+            return False
+        if samples[0] > self.budget_us:
+            return samples[0] <= 4 * self.budget_us and len(samples) < 2
+        return True
 
     def _host_once(self, call: Call) -> float:
         self.synchronize()
