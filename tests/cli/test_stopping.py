@@ -155,3 +155,51 @@ def test_who_handles_sigterm_goes_on_doing_so(monkeypatch, sigterm, handler):
 def test_sigterm_means_what_it_did_after_a_command(sigterm):
     assert oled_sim("run", "--policy", "none-such", "--cache", 4).returncode == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+STARTING = """
+import os, signal
+from multiprocessing import util
+from oled_sim.cli.main import main
+
+start = util.spawnv_passfds
+
+def start_and_send(path, arguments, files):
+    pid = start(path, arguments, files)
+    if any("spawn_main" in str(argument) for argument in arguments):
+        SEND
+    return pid
+
+util.spawnv_passfds = start_and_send
+main()
+"""
+"""The command, where signals are sent as soon as a process of ``--jobs`` has been started."""
+
+
+def synth_where(send, out):
+    code = STARTING.replace("SEND", send)
+    arguments = ["synth", "--coupling", "none", "--requests", "4", "--output-tokens", "32"]
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--jobs", "2", "--out", out],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_a_stop_while_a_process_is_started_leaves_it_nothing_to_say(tmp_path, number):
+    """It has not been told what to do yet, and would complain of that."""
+    ended = synth_where(f"os.kill(os.getpid(), {number:d})", tmp_path / "t")
+    # Whoever holds stderr is waited for, the process that was started, too.
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.endswith("Error: synth stopped: nothing was recorded\n")
+    assert ended.returncode == EXIT_CODE[number]
+
+
+def test_processes_leave_stopping_to_the_first_from_their_birth_on(tmp_path):
+    send = "os.kill(pid, signal.SIGINT); os.kill(pid, signal.SIGTERM)"
+    ended = synth_where(send, tmp_path / "t")
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
+    assert len(open_trace(tmp_path / "t")) == 4
