@@ -70,7 +70,10 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; one that can say no better what is kept when it is stopped says this."""
         with keeping(lambda: "what was not finished is left out"):
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            if isinstance(ctx.obj, Stop):
+                ctx.obj.over = True
+            return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from :data:`COMMANDS` alone."""
@@ -96,14 +99,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Exit codes are 0, 1 (failed), 2 (usage), 130 (Ctrl-C) and 143 (SIGTERM): docs/exit-codes.md.
+
+    Args:
+        argv: without the program's name. None: those of this process, which ends afterwards.
     """
-    with sigterm_interrupts() as stop:
-        _main(argv, stop)
+    with sigterm_interrupts(process_ends=argv is None) as stop:
+        try:
+            _main(argv, stop)
+        except KeyboardInterrupt:  # it came while another end was being said
+            sys.exit(stop.exit_code)
 
 
 def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     try:
-        cli.main(args=argv, prog_name="oled-sim", standalone_mode=False)
+        cli.main(args=argv, prog_name="oled-sim", standalone_mode=False, obj=stop)
         flush_stdout()
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
@@ -116,7 +125,8 @@ def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     except OledSimError as error:
         _fail(error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _fail("stopped before anything was done", stop.exit_code)
+        if not stop.over:
+            _fail("stopped before anything was done", stop.exit_code)
     except MemoryError:
         _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
     except BrokenPipeError:

@@ -20,9 +20,16 @@ REPEATED_S = 5.0
 
 
 class Stop:
-    """Which signal stopped a command: Ctrl-C, unless another has come."""
+    """Which signal stopped a command: Ctrl-C, unless another has come.
+
+    Attributes:
+        number: of the signal.
+        over: whether the command has ended, so that nothing is left to be stopped by SIGTERM.
+        deaf_until_s: until when SIGTERM is taken for a repetition of the one before.
+    """
 
     number: int = signal.SIGINT
+    over: bool = False
     deaf_until_s: float = 0.0
 
     @property
@@ -54,10 +61,15 @@ def _command() -> str:
 
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[Stop]:
+def sigterm_interrupts(*, process_ends: bool = False) -> Iterator[Stop]:
     """Let SIGTERM raise KeyboardInterrupt inside; yield what tells the two apart.
 
-    Only where SIGTERM would end the process: who handles or ignores it goes on doing so.
+    Only where SIGTERM would end the process: who handles or ignores it goes on doing so. Between
+    the start of the interpreter and here it does end it, with -15: nothing has begun.
+
+    Args:
+        process_ends: whether nothing but the interpreter's end comes afterwards. The exit code
+            then is the command's, whatever comes meanwhile.
     """
     stop = Stop()
 
@@ -66,7 +78,7 @@ def sigterm_interrupts() -> Iterator[Stop]:
         # must not disturb the cleanup. One that is sent later counts: code that catches everything
         # may have swallowed the first.
         now_s = time.monotonic()
-        if now_s < stop.deaf_until_s:
+        if stop.over or now_s < stop.deaf_until_s:
             return
         stop.deaf_until_s = now_s + REPEATED_S
         stop.number = number
@@ -81,6 +93,7 @@ def sigterm_interrupts() -> Iterator[Stop]:
     try:
         yield stop
     finally:
+        stop.over = True
         if ours:  # what the interpreter does at its end is not to be disturbed either
-            ended = stop.number == signal.SIGTERM
+            ended = process_ends or stop.number == signal.SIGTERM
             signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else signal.SIG_DFL)

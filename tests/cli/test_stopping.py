@@ -157,6 +157,48 @@ def test_sigterm_means_what_it_did_after_a_command(sigterm):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+ENDING = """
+import atexit, sys
+from oled_sim.cli.main import main
+
+def take_a_while():
+    print("ending", file=sys.stderr, flush=True)
+    sys.stdin.read()
+
+atexit.register(take_a_while)
+main()
+"""
+"""The command, whose interpreter says when it ends, and goes on to once stdin is closed."""
+
+
+@pytest.mark.parametrize(("name", "code"), [("lru", 0), ("no-such", 2)])
+def test_sigterm_once_a_command_has_ended_leaves_its_exit_code(name, code):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", ENDING, "policies", name], **pipes)
+    while (line := process.stderr.readline()) != b"ending\n":
+        assert line, "it ended before its end"
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code and bool(out) == (code == 0)
+
+
+def test_sigterm_before_the_output_is_flushed_changes_nothing_any_more(monkeypatch, sigterm):
+    monkeypatch.setattr(
+        "oled_sim.cli.main.flush_stdout", lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    ended = oled_sim("policies", "lru")
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("lru")
+
+
+def test_sigterm_while_an_error_is_said_is_no_traceback(monkeypatch, sigterm):
+    def stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # the signal ends it
+
+    monkeypatch.setattr("oled_sim.cli.main.as_far_as_taken", stop)
+    assert oled_sim("policies", "no-such").returncode == 143
+
+
 STARTING = """
 import os, signal
 from multiprocessing import util
