@@ -19,6 +19,14 @@ REPEATED_S = 5.0
 """For how long after a SIGTERM others count as repetitions of it."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came.
+
+    A class of its own: where a KeyboardInterrupt itself has left code that is made from text, as
+    dataclasses are, CPython ends the process with -2 whatever its exit code is, caught or not.
+    """
+
+
 class Stop:
     """Which signal stopped a command: Ctrl-C, unless another has come.
 
@@ -55,14 +63,15 @@ def keeping(what: Callable[[], str]) -> Iterator[None]:
 
 
 def _command() -> str:
-    """Return the name of the command that runs, without that of the program."""
+    """Return the name of the command that runs, the program's before it has been looked up."""
     context = click.get_current_context()
-    return " ".join(context.command_path.split()[1:]) or str(context.invoked_subcommand)
+    name = " ".join(context.command_path.split()[1:])
+    return name or context.invoked_subcommand or context.command_path
 
 
 @contextmanager
 def sigterm_interrupts(*, process_ends: bool = False) -> Iterator[Stop]:
-    """Let SIGTERM raise KeyboardInterrupt inside; yield what tells the two apart.
+    """Let SIGTERM raise a KeyboardInterrupt inside; yield what tells it from Ctrl-C.
 
     Only where SIGTERM would end the process: who handles or ignores it goes on doing so. Between
     the start of the interpreter and here it does end it, with -15: nothing has begun.
@@ -82,7 +91,7 @@ def sigterm_interrupts(*, process_ends: bool = False) -> Iterator[Stop]:
             return
         stop.deaf_until_s = now_s + REPEATED_S
         stop.number = number
-        raise KeyboardInterrupt
+        raise Terminated
 
     ours = (
         threading.current_thread() is threading.main_thread()

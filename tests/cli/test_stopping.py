@@ -8,7 +8,7 @@ import time
 
 import pandas as pd
 import pytest
-from commands import oled_sim
+from commands import oled_sim, oled_sim_process
 
 from oled_sim.trace import open_trace
 
@@ -197,6 +197,22 @@ def test_sigterm_while_an_error_is_said_is_no_traceback(monkeypatch, sigterm):
 
     monkeypatch.setattr("oled_sim.cli.main.as_far_as_taken", stop)
     assert oled_sim("policies", "no-such").returncode == 143
+
+
+def test_sigterm_in_code_made_from_text_has_its_exit_code(tmp_path):
+    """As in dataclasses: CPython remembers a KeyboardInterrupt that has left such code."""
+    policy = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(60)"
+    (tmp_path / "made.py").write_text(f"exec({policy!r})")
+    ended = oled_sim_process("policies", tmp_path / "made.py")
+    assert ended.returncode == 143 and ended.stderr.startswith("Error: policies stopped: ")
+
+
+def test_a_stop_before_the_command_is_known_names_the_program(monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oled_sim.cli.main.LazyGroup.resolve_command", stop)
+    assert oled_sim("policies").stderr.startswith("Error: oled-sim stopped: ")
 
 
 STARTING = """
