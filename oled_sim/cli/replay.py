@@ -260,12 +260,9 @@ def _left_to_do(job: Job, asked: Asked) -> list[Task]:
 def _require_place(folder: Path) -> None:
     """Refuse a place that a point cannot be written to, before it is measured."""
     from oled_sim.cli.files import require_folder
-    from oled_sim.errors import UsageError
+    from oled_sim.places import require_place
 
-    if folder.is_file():
-        raise UsageError(
-            f"{folder} is a file where a point's folder would be: give another --out, or remove it"
-        )
+    require_place(folder, "a point's folder", folder=True)
     require_folder(folder)
 
 

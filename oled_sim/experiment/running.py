@@ -60,7 +60,7 @@ def run_experiments(
 
     Raises:
         UsageError, TraceError, ProfileError, PolicyError: as simulations do, before anything is
-            measured if a profile or trace is missing, or a table in the way is no result.
+            measured if a profile or trace is missing, or what is in the way is no result.
         CapacityError: a process was killed, mostly for want of memory.
     """
     store = Store(folder)
@@ -70,8 +70,10 @@ def run_experiments(
     every = list(dict.fromkeys(p for grid in grids.values() for p in grid))
     _check_profiles(every, store)
     traces = store.inputs.missing([point.trace for point in every])
+    store.inputs.check(traces)
     _perform([Work(_make, folder, trace) for trace in traces], jobs, progress)
     missing = store.missing(every)
+    store.check_parts(missing)
     pieces = in_one_go(missing, jobs)
     _perform([Work(_measure, folder, piece, len(piece)) for piece in pieces], jobs, progress)
     found = []

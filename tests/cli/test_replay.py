@@ -445,8 +445,23 @@ def test_a_file_in_place_of_a_points_folder_is_found_before_the_run(
     place = tmp_path / "lru-c5-trace-r2"
     place.write_text("mine")
     code, error = refused(capsys, *begun_by(home, "--out", tmp_path, *more))
-    assert code == 2 and f"{place} is a file where a point's folder would be" in error
+    assert code == 2 and f"{place} is a file in the place of a point's folder: remove it" in error
     assert place.read_text() == "mine" and [*tmp_path.iterdir()] == [place]
+
+
+@pytest.mark.parametrize("where", [".", "lru-c5-trace-r2"])
+def test_a_link_that_leads_nowhere_is_found_before_the_run(
+    capsys, monkeypatch, home, tmp_path, where
+):
+    def run_tasks(*_, **__):
+        raise AssertionError("nothing is to run")
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    place = tmp_path / "points" / where
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to("nowhere")
+    code, error = refused(capsys, *begun_by(home, "--out", tmp_path / "points"))
+    assert code == 2 and f"{place} is a symbolic link that leads nowhere" in error
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
