@@ -37,6 +37,15 @@ class FloatRange(click.FloatRange):
         return number
 
 
+traces_option = click.option(
+    "--trace",
+    "named",
+    multiple=True,
+    metavar="PATH_OR_NAME",
+    help="The same as a TRACE; repeatable.",
+)
+"""Traces of a command that takes them as arguments, too, as ``named``."""
+
 policy_option = options(
     click.option(
         "--policy",
