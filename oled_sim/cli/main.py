@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": ("oled_sim.cli.plan", "Say how much expert cache meets a target."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "profile": ("oled_sim.cli.profile", "Measure what every lane of this machine costs."),
+    "profiles": ("oled_sim.cli.profiles", "List hardware profiles, measured or estimated."),
     "replay": ("oled_sim.cli.replay", "Run policies on this machine with a trace's routing."),
     "reproduce": ("oled_sim.cli.reproduce", "Judge the paper's claims by our experiments."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),

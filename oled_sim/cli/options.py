@@ -112,7 +112,8 @@ cost_options = options(
     click.option(
         "--profile",
         metavar="NAME_OR_FILE",
-        help="Hardware profile: a bundled name or a .toml file. Default: the geometry's.",
+        help="Hardware profile: a bundled name (`oled-sim profiles`) or a .toml file. Default: the"
+        " geometry's.",
     ),
     click.option(
         "--geometry",
