@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from oled_sim import __version__
-from oled_sim.cli.stopping import Stop, keeping, sigterm_interrupts
+from oled_sim.cli.stopping import Stop, keeping, signals_interrupt
 from oled_sim.cli.streams import abandon, as_far_as_taken, flush_stdout, refusal_of_stdout
 from oled_sim.errors import OledSimError, StoppedError
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: without the program's name. None: those of this process, which ends afterwards.
     """
-    with sigterm_interrupts(process_ends=argv is None) as stop:
+    with signals_interrupt(process_ends=argv is None) as stop:
         try:
             _main(argv, stop)
         except KeyboardInterrupt:  # it came while another end was being said

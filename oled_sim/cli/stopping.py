@@ -19,8 +19,8 @@ REPEATED_S = 5.0
 """For how long after a SIGTERM others count as repetitions of it."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came.
+class Interrupt(KeyboardInterrupt):
+    """A signal came.
 
     A class of its own: where a KeyboardInterrupt itself has left code that is made from text, as
     dataclasses are, CPython ends the process with -2 whatever its exit code is, caught or not.
@@ -70,19 +70,20 @@ def _command() -> str:
 
 
 @contextmanager
-def sigterm_interrupts(*, process_ends: bool = False) -> Iterator[Stop]:
-    """Let SIGTERM raise a KeyboardInterrupt inside; yield what tells it from Ctrl-C.
+def signals_interrupt(*, process_ends: bool = False) -> Iterator[Stop]:
+    """Let Ctrl-C and SIGTERM raise :class:`Interrupt` inside; yield what tells the two apart.
 
-    Only where SIGTERM would end the process: who handles or ignores it goes on doing so. Between
-    the start of the interpreter and here it does end it, with -15: nothing has begun.
+    Only where they would interrupt or end the process: who handles or ignores one goes on doing
+    so. Between the start of the interpreter and here they do end it, with -2 or -15: nothing has
+    begun.
 
     Args:
-        process_ends: whether nothing but the interpreter's end comes afterwards. The exit code
-            then is the command's, whatever comes meanwhile.
+        process_ends: whether nothing but the interpreter's end comes afterwards. After SIGTERM the
+            exit code then is the command's, whenever it comes.
     """
     stop = Stop()
 
-    def interrupt(number: int, _: FrameType | None) -> None:
+    def terminated(number: int, _: FrameType | None) -> None:
         # `timeout` and batch systems may send it to the process and again to its group: the second
         # must not disturb the cleanup. One that is sent later counts: code that catches everything
         # may have swallowed the first.
@@ -91,18 +92,39 @@ def sigterm_interrupts(*, process_ends: bool = False) -> Iterator[Stop]:
             return
         stop.deaf_until_s = now_s + REPEATED_S
         stop.number = number
-        raise Terminated
+        raise Interrupt
 
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
+    def interrupted(*_: object) -> None:
+        raise Interrupt
+
+    with _handled(signal.SIGINT, interrupted), _handled(signal.SIGTERM, terminated) as ours:
+        try:
+            yield stop
+        finally:
+            stop.over = True
+            # What the interpreter does at its end is not to be disturbed either.
+            if ours and (process_ends or stop.number == signal.SIGTERM):
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""What handles signals where nobody has said otherwise."""
+
+
+@contextmanager
+def _handled(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], None]
+) -> Iterator[bool]:
+    """Handle a signal inside, if it is handled as usual; yield whether it is.
+
+    Another handler that is set inside stays.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    ours = main and signal.getsignal(number) is USUAL[number]
     if ours:
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(number, handler)
     try:
-        yield stop
+        yield ours
     finally:
-        stop.over = True
-        if ours:  # what the interpreter does at its end is not to be disturbed either
-            ended = process_ends or stop.number == signal.SIGTERM
-            signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else signal.SIG_DFL)
+        if ours and signal.getsignal(number) is handler:
+            signal.signal(number, USUAL[number])

@@ -8,7 +8,7 @@ import time
 
 import pandas as pd
 import pytest
-from commands import oled_sim, oled_sim_process
+from commands import oled_sim
 
 from oled_sim.trace import open_trace
 
@@ -152,9 +152,22 @@ def test_who_handles_sigterm_goes_on_doing_so(monkeypatch, sigterm, handler):
     assert kept == [handler] and signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_sigterm_means_what_it_did_after_a_command(sigterm):
+def test_signals_mean_what_they_did_after_a_command(sigterm):
+    before = signal.getsignal(signal.SIGINT)
     assert oled_sim("run", "--policy", "none-such", "--cache", 4).returncode == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def ran(*arguments):
+    """Run Python, with Ctrl-C handled as usual."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 ENDING = """
@@ -199,12 +212,14 @@ def test_sigterm_while_an_error_is_said_is_no_traceback(monkeypatch, sigterm):
     assert oled_sim("policies", "no-such").returncode == 143
 
 
-def test_sigterm_in_code_made_from_text_has_its_exit_code(tmp_path):
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_a_stop_in_code_made_from_text_has_its_exit_code(tmp_path, number):
     """As in dataclasses: CPython remembers a KeyboardInterrupt that has left such code."""
-    policy = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(60)"
+    policy = f"import os, time; os.kill(os.getpid(), {number:d}); time.sleep(60)"
     (tmp_path / "made.py").write_text(f"exec({policy!r})")
-    ended = oled_sim_process("policies", tmp_path / "made.py")
-    assert ended.returncode == 143 and ended.stderr.startswith("Error: policies stopped: ")
+    ended = ran("-m", "oled_sim", "policies", tmp_path / "made.py")
+    assert ended.returncode == EXIT_CODE[number], ended.stderr
+    assert ended.stderr.startswith("Error: policies stopped: ")
 
 
 def test_a_stop_before_the_command_is_known_names_the_program(monkeypatch):
@@ -236,14 +251,8 @@ main()
 
 def synth_where(send, out):
     code = STARTING.replace("SEND", send)
-    arguments = ["synth", "--coupling", "none", "--requests", "4", "--output-tokens", "32"]
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--jobs", "2", "--out", out],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    arguments = ["synth", "--coupling", "none", "--requests", 4, "--output-tokens", 32]
+    return ran("-c", code, *arguments, "--jobs", 2, "--out", out)
 
 
 @pytest.mark.parametrize("number", EXIT_CODE)
