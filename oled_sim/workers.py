@@ -7,9 +7,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
+
+from oled_sim.errors import CapacityError
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 """What terminals and batch systems send to a whole group of processes."""
@@ -51,17 +54,25 @@ def worker_processes(jobs: int, prepare: Callable[[], None] | None = None) -> It
     Args:
         jobs: how many processes.
         prepare: called first in each; a function of a module.
+
+    Raises:
+        CapacityError: one of them was killed.
     """
     with ThreadPoolExecutor(1, initializer=_block_stops) as starter:
         pool = Workers(starter, jobs, _begin, os.getpid(), prepare)
         try:
             yield pool
-        except BaseException:
+        except BaseException as error:
             # Waits for a process that is being started, and lets no other be.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.kill()
-            raise
+            if not isinstance(error, BrokenProcessPool):
+                raise
+            raise CapacityError(
+                "a process of --jobs was killed, mostly for want of memory: use fewer --jobs; what"
+                " is finished is kept"
+            ) from error
         pool.shutdown()
 
 

@@ -8,7 +8,6 @@ from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oled_sim.errors import CapacityError
 from oled_sim.experiment.base import Experiment, Point, Size
 from oled_sim.experiment.inputs import SyntheticTrace
 from oled_sim.experiment.store import Store
@@ -126,17 +125,9 @@ def _perform(
             piece.function(piece.folder, piece.what)
             done += piece.size
         return
-    from concurrent.futures.process import BrokenProcessPool
-
-    try:
-        with worker_processes(jobs, _use_one_thread) as pool:
-            submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
-            _wait_for(submitted, lambda done: progress(done, total))
-    except BrokenProcessPool as error:
-        raise CapacityError(
-            "a process that measured was killed, mostly for want of memory: use fewer --jobs;"
-            " points that are finished are kept"
-        ) from error
+    with worker_processes(jobs, _use_one_thread) as pool:
+        submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
+        _wait_for(submitted, lambda done: progress(done, total))
 
 
 def _wait_for(sizes: Mapping[Future[None], int], report: Callable[[int], None]) -> None:

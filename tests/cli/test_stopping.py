@@ -265,6 +265,13 @@ def test_a_stop_while_a_process_is_started_leaves_it_nothing_to_say(tmp_path, nu
     assert ended.returncode == EXIT_CODE[number]
 
 
+def test_a_process_that_was_killed_is_a_sentence(tmp_path):
+    ended = synth_where("os.kill(pid, signal.SIGKILL)", tmp_path / "t")
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    said = "Error: a process of --jobs was killed, mostly for want of memory: use fewer --jobs; "
+    assert ended.stderr.splitlines()[-1].startswith(said)
+
+
 def test_processes_leave_stopping_to_the_first_from_their_birth_on(tmp_path):
     send = "os.kill(pid, signal.SIGINT); os.kill(pid, signal.SIGTERM)"
     ended = synth_where(send, tmp_path / "t")
