@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oled_sim.cli.options import cost_options, grid_options, policy_option, rule_options
+from oled_sim.cli.options import (
+    cost_options,
+    grid_options,
+    policy_option,
+    rule_options,
+    traces_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +31,8 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("traces", nargs=-1, metavar="TRACE...")
+@traces_option
 @policy_option
 @click.option(
     "--against",
@@ -54,9 +61,10 @@ Examples:
 )
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def compare(
-    traces: tuple[str, ...], policies: tuple[str, ...], against: str, caches: tuple[str, ...],
-    links: str | None, batches: str, jobs: int | None, profile: str | None, geometry: str | None,
-    extrapolate: bool, seed: int, as_json: bool, plot: Path | None, force: bool, **rules: Any,
+    traces: tuple[str, ...], named: tuple[str, ...], policies: tuple[str, ...], against: str,
+    caches: tuple[str, ...], links: str | None, batches: str, jobs: int | None,
+    profile: str | None, geometry: str | None, extrapolate: bool, seed: int, as_json: bool,
+    plot: Path | None, force: bool, **rules: Any,
 ) -> None:  # fmt: skip
     """Set policies beside the ideal cache (or another) on every TRACE, and on all together.
 
@@ -65,13 +73,18 @@ def compare(
     """
     from oled_sim.cli.files import FIGURE, check_files
     from oled_sim.cli.grids import encode, grid_of, reference_of, run_grids
+    from oled_sim.cli.traces import one_way
     from oled_sim.comparison import compare as set_beside
     from oled_sim.engine.rules import Rules
+    from oled_sim.errors import UsageError
 
+    sources = one_way(traces, named)
+    if not sources:
+        raise UsageError("no trace to compare policies on: name at least one, such as nano-gsm8k")
     parsed, reference = reference_of(policies, against)
     grid, settings = grid_of(parsed, caches, links, batches), Rules(**rules)
     check_files({"--plot": plot}, forms={"--plot": FIGURE}, force=force)
-    runs = run_grids(traces, grid, settings, model=(geometry, profile, extrapolate), jobs=jobs)
+    runs = run_grids(sources, grid, settings, model=(geometry, profile, extrapolate), jobs=jobs)
     lone = [label for label, policy in parsed.items() if policy.residency != "budget"]
     groups = {run.trace: [run.results] for run in runs}
     if len(runs) > 1:

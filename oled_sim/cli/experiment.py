@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Heavy modules are imported by the functions that need them: `--help` must stay fast.
 
 ALL = "all"
+FIGURE_SUFFIX = ".png"
 
 EPILOG = """\b
 Examples:
@@ -53,8 +54,20 @@ def experiment(
     if not names:
         raise UsageError(f"no experiment to run: name some of {', '.join(known)}, or {ALL}")
     wanted = known if ALL in names else list(dict.fromkeys(names))
-    finished = measure(wanted, *size_and_folder(quick, out), jobs)
+    size, folder = size_and_folder(quick, out)
+    _check_figures(wanted, folder)
+    finished = measure(wanted, size, folder, jobs)
     _report(finished, [_draw(f) for f in finished], as_json=as_json)
+
+
+def _check_figures(names: Sequence[str], folder: Path) -> None:
+    """Find out before anything is measured whether its figures can be written."""
+    from oled_sim.experiment import load_experiment
+    from oled_sim.places import require_place
+
+    for name in names:
+        figure = folder / f"{load_experiment(name).name}{FIGURE_SUFFIX}"
+        require_place(figure, "an experiment's figure")
 
 
 def _draw(finished: Finished) -> Path:
@@ -62,7 +75,7 @@ def _draw(finished: Finished) -> Path:
 
     from oled_sim.plotting.style import save
 
-    path = finished.table.with_suffix(".png")
+    path = finished.table.with_suffix(FIGURE_SUFFIX)
     save(finished.experiment.plot(pd.read_parquet(finished.table)), path, colours=256)
     return path
 

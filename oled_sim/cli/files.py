@@ -9,6 +9,7 @@ from pathlib import Path
 
 from oled_sim.engine.output import NewFile, refuse_existing
 from oled_sim.errors import UsageError
+from oled_sim.places import kind_of
 
 TABLE = (".parquet", ".csv")
 PARQUET = (".parquet",)
@@ -64,10 +65,9 @@ def require_folder(path: Path) -> None:
     """Refuse a folder for results, there or not, that nothing can be written into.
 
     Raises:
-        UsageError: it is a file, may not be written to, or cannot be made.
+        UsageError: something else is there, it may not be written to, or cannot be made.
     """
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file: give a folder")
+    _refuse_no_folder(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -82,14 +82,20 @@ def require_folder(path: Path) -> None:
         raise UsageError(f"{path} may not be written to: give another folder")
 
 
+def _refuse_no_folder(path: Path) -> None:
+    if os.path.lexists(path) and not path.is_dir():
+        raise UsageError(f"{path} is {kind_of(path)}: give a folder")
+
+
 @contextmanager
 def folder_for(folder: Path) -> Iterator[None]:
     """Make a folder for results; what fails inside leaves no empty one behind.
 
     Raises:
-        UsageError: it cannot be made there.
+        UsageError: something else is there, or it cannot be made.
     """
     require_parent(folder)
+    _refuse_no_folder(folder)
     was_there = folder.is_dir()
     try:
         folder.mkdir(exist_ok=True)

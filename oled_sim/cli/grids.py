@@ -17,6 +17,7 @@ from oled_sim.cli.simulating import (
     costs_for,
     describe,
     expert_bytes_of,
+    note_ample,
     note_few,
     note_moot,
     source_for,
@@ -86,6 +87,7 @@ def run_grids(
     opened = open_traces(traces)
     note_moot(rules, grid.batches)
     note_few(opened, rules.requests)
+    note_ample(grid.budgets, (trace.geometry.experts for trace in opened.values()))
     prepared = [(name, trace, costs_for(trace, *model)) for name, trace in opened.items()]
     runs, every = [], len(prepared)
     with progress(kernels_of(grid.policies.values())) as report:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from oled_sim import __version__
-from oled_sim.cli.stopping import Stop, keeping, sigterm_interrupts
+from oled_sim.cli.stopping import Stop, keeping, signals_interrupt
 from oled_sim.cli.streams import abandon, as_far_as_taken, flush_stdout, refusal_of_stdout
 from oled_sim.errors import OledSimError, StoppedError
 
@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": ("oled_sim.cli.plan", "Say how much expert cache meets a target."),
     "policies": ("oled_sim.cli.policies", "List policies, their parameters and needs."),
     "profile": ("oled_sim.cli.profile", "Measure what every lane of this machine costs."),
+    "profiles": ("oled_sim.cli.profiles", "List hardware profiles, measured or estimated."),
     "replay": ("oled_sim.cli.replay", "Run policies on this machine with a trace's routing."),
     "reproduce": ("oled_sim.cli.reproduce", "Judge the paper's claims by our experiments."),
     "run": ("oled_sim.cli.run", "Simulate policies on a trace."),
@@ -70,7 +71,10 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; one that can say no better what is kept when it is stopped says this."""
         with keeping(lambda: "what was not finished is left out"):
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            if isinstance(ctx.obj, Stop):
+                ctx.obj.over = True
+            return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from :data:`COMMANDS` alone."""
@@ -96,14 +100,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Exit codes are 0, 1 (failed), 2 (usage), 130 (Ctrl-C) and 143 (SIGTERM): docs/exit-codes.md.
+
+    Args:
+        argv: without the program's name. None: those of this process, which ends afterwards.
     """
-    with sigterm_interrupts() as stop:
-        _main(argv, stop)
+    with signals_interrupt(process_ends=argv is None) as stop:
+        try:
+            _main(argv, stop)
+        except KeyboardInterrupt:  # it came while another end was being said
+            sys.exit(stop.exit_code)
 
 
 def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     try:
-        cli.main(args=argv, prog_name="oled-sim", standalone_mode=False)
+        cli.main(args=argv, prog_name="oled-sim", standalone_mode=False, obj=stop)
         flush_stdout()
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
@@ -116,7 +126,8 @@ def _main(argv: Sequence[str] | None, stop: Stop) -> None:
     except OledSimError as error:
         _fail(error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _fail("stopped before anything was done", stop.exit_code)
+        if not stop.over:
+            _fail("stopped before anything was done", stop.exit_code)
     except MemoryError:
         _fail("out of memory: use a smaller trace, fewer capacities or a smaller batch", 1)
     except BrokenPipeError:

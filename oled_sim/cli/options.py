@@ -37,6 +37,15 @@ class FloatRange(click.FloatRange):
         return number
 
 
+traces_option = click.option(
+    "--trace",
+    "named",
+    multiple=True,
+    metavar="PATH_OR_NAME",
+    help="The same as a TRACE; repeatable.",
+)
+"""Traces of a command that takes them as arguments, too, as ``named``."""
+
 policy_option = options(
     click.option(
         "--policy",
@@ -103,7 +112,8 @@ cost_options = options(
     click.option(
         "--profile",
         metavar="NAME_OR_FILE",
-        help="Hardware profile: a bundled name or a .toml file. Default: the geometry's.",
+        help="Hardware profile: a bundled name (`oled-sim profiles`) or a .toml file. Default: the"
+        " geometry's.",
     ),
     click.option(
         "--geometry",

@@ -189,11 +189,9 @@ def replay(
     require_cores(rest["workers"])
     job = _job(inputs, asked, rest)
     with folder_for(asked.out):
-        points = _run(job, _left_to_do(job, asked), asked)
-    from oled_sim.cli.replay_table import print_json, print_points
-
-    (print_json if as_json else print_points)(points, asked.out)
-    _refuse_losses(points)
+        if tasks := _left_to_do(job, asked):
+            _run(job, tasks, asked)
+    _report(job, asked, as_json=as_json)
 
 
 def _require_weights(checkpoint: Path | None) -> None:
@@ -262,12 +260,9 @@ def _left_to_do(job: Job, asked: Asked) -> list[Task]:
 def _require_place(folder: Path) -> None:
     """Refuse a place that a point cannot be written to, before it is measured."""
     from oled_sim.cli.files import require_folder
-    from oled_sim.errors import UsageError
+    from oled_sim.places import require_place
 
-    if folder.is_file():
-        raise UsageError(
-            f"{folder} is a file where a point's folder would be: give another --out, or remove it"
-        )
+    require_place(folder, "a point's folder", folder=True)
     require_folder(folder)
 
 
@@ -326,24 +321,26 @@ def _require_verified(found: Point) -> None:
         )
 
 
-def _run(job: Job, tasks: list[Task], asked: Asked) -> list[Point]:
+def _run(job: Job, tasks: list[Task], asked: Asked) -> None:
     """Measure, and write after every repetition: it stays, whatever happens later."""
     from oled_sim.cli.stopping import keeping
-    from oled_sim.hardware.replay_job import run_tasks, tasks_of
-    from oled_sim.validation.measured import point_name, read_point, write_point
+    from oled_sim.hardware.replay_job import run_tasks
+    from oled_sim.validation.measured import point_name, write_point
 
-    if tasks:
-        left = [job.repetitions - task.repetitions_done for task in tasks]
-        passes = sum(n * _passes_once(task) for n, task in zip(left, tasks, strict=True))
-        done = 0
-        with (
-            keeping(lambda: _kept(job, asked, done, sum(left))),
-            _progress(passes) as (on_load, on_pass),
-        ):
-            for point in run_tasks(job, tasks, on_load=on_load, on_pass=on_pass):
-                write_point(asked.out / point_name(point.about), point, force=True)
-                done += 1
-    return [read_point(asked.out / point_name(task.about)) for task in tasks_of(job)]
+    left = [job.repetitions - task.repetitions_done for task in tasks]
+    passes = sum(n * _passes_once(task) for n, task in zip(left, tasks, strict=True))
+    done = 0
+    with keeping(lambda: _kept(job, asked, done, sum(left))):
+        try:
+            with _progress(passes) as (on_load, on_pass):
+                for point in run_tasks(job, tasks, on_load=on_load, on_pass=on_pass):
+                    write_point(asked.out / point_name(point.about), point, force=True)
+                    done += 1
+        except KeyboardInterrupt:
+            # All that was left then is to give the memory back, which takes seconds: the end of
+            # the process does so as well.
+            if done < sum(left):
+                raise
 
 
 def _kept(job: Job, asked: Asked, done: int, left: int) -> str:
@@ -378,6 +375,20 @@ def _progress(total: int) -> Iterator[tuple[Any, Any]]:
             bar.update(load, completed=done, total=layers)
 
         yield on_load, lambda: bar.advance(run)
+
+
+def _report(job: Job, asked: Asked, *, as_json: bool) -> None:
+    """Print all points; fail if one was not lossless."""
+    from oled_sim.cli.replay_table import print_json, print_points
+    from oled_sim.cli.stopping import keeping
+    from oled_sim.hardware.replay_job import tasks_of
+    from oled_sim.validation.measured import point_name, read_point
+
+    again = f"the same command{' without --force' if asked.force else ''} shows them"
+    with keeping(lambda: f"all repetitions are in {asked.out}; {again}"):
+        points = [read_point(asked.out / point_name(task.about)) for task in tasks_of(job)]
+        (print_json if as_json else print_points)(points, asked.out)
+        _refuse_losses(points)
 
 
 def _refuse_losses(points: list[Point]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import click
-
-from oled_sim.cli.simulating import asked_for, costs_for
+from oled_sim.cli.simulating import asked_for, costs_for, note_ample
 from oled_sim.contenders import contenders, require_causal
 from oled_sim.costs.lanes import LaneCosts
 from oled_sim.engine.runner import Contender
@@ -43,10 +41,5 @@ def read_inputs(
     traces = {name: open_trace(name) for name in dict.fromkeys(sources)}
     first = next(iter(traces.values()))
     experts = first.geometry.experts
-    for cache in (budget.cache or 0 for budget in budgets):
-        if cache > experts:
-            click.echo(
-                f"Note: --cache {cache} exceeds a layer's {experts} experts: all are resident",
-                err=True,
-            )
+    note_ample(budgets, [experts])
     return Inputs(traces, contenders(parsed, budgets, experts), costs_for(first, *model))

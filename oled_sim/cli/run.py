@@ -105,7 +105,14 @@ def run(
     from the profile's measured costs; the time that a policy's own decisions take is not part of
     them.
     """
-    from oled_sim.cli.simulating import asked_for, costs_for, describe, note_few, note_moot
+    from oled_sim.cli.simulating import (
+        asked_for,
+        costs_for,
+        describe,
+        note_ample,
+        note_few,
+        note_moot,
+    )
     from oled_sim.contenders import contenders as all_contenders
     from oled_sim.engine.rules import Rules
     from oled_sim.trace import open_trace
@@ -116,6 +123,7 @@ def run(
     trace = open_trace(source)
     note_moot(settings, [settings.batch])
     note_few({source: trace}, settings.requests)
+    note_ample(budgets, [trace.geometry.experts])
     contenders = all_contenders(parsed, budgets, trace.geometry.experts)
     costs = costs_for(trace, geometry, profile, extrapolate)
     header = describe(trace, costs, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -25,6 +25,7 @@ __all__ = [
     "costs_for",
     "describe",
     "expert_bytes_of",
+    "note_ample",
     "note_few",
     "note_moot",
     "source_for",
@@ -70,6 +71,15 @@ def note_few(traces: Mapping[str, Trace], requests: int | None) -> None:
     for name, trace in traces.items():
         if requests is not None and requests > len(trace.requests):
             _note(f"--requests {requests}: {name} holds {len(trace.requests)}, all are used")
+
+
+def note_ample(budgets: Sequence[Budget], experts: Iterable[int]) -> None:
+    """Say on stderr, once per number of ``experts`` of a layer, which slots are more than those."""
+    for most in sorted(set(experts)):
+        ample = sorted({b.cache for b in budgets if b.cache is not None and b.cache > most})
+        if ample:
+            which = "exceeds" if len(ample) == 1 else "and more exceed"
+            _note(f"--cache {ample[0]} {which} a layer's {most} experts: all are resident")
 
 
 def _note(text: str) -> None:

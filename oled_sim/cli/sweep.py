@@ -14,6 +14,7 @@ from oled_sim.cli.options import (
     grid_options,
     policy_option,
     rule_options,
+    traces_option,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("traces", nargs=-1, metavar="[TRACE]...")
+@traces_option
 @policy_option
 @grid_options
 @cache_bytes_option
@@ -58,9 +60,9 @@ Examples:
 )
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def sweep(
-    traces: tuple[str, ...], policies: tuple[str, ...], caches: tuple[str, ...],
-    sizes: tuple[str, ...], links: str | None, batches: str, jobs: int | None,
-    profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool,
+    traces: tuple[str, ...], named: tuple[str, ...], policies: tuple[str, ...],
+    caches: tuple[str, ...], sizes: tuple[str, ...], links: str | None, batches: str,
+    jobs: int | None, profile: str | None, geometry: str | None, extrapolate: bool, as_json: bool,
     out: Path | None, plot: Path | None, force: bool, **rules: Any,
 ) -> None:  # fmt: skip
     """Simulate every combination on every TRACE, by default on mini-gsm8k.
@@ -71,10 +73,12 @@ def sweep(
     from oled_sim.cli.files import FIGURE, TABLE, check_files
     from oled_sim.cli.grids import grid_of, run_grids
     from oled_sim.cli.stopping import keeping
+    from oled_sim.cli.traces import one_way
     from oled_sim.engine.rules import Rules
     from oled_sim.errors import UsageError
     from oled_sim.policy_spec import parse_policies
 
+    sources = one_way(traces, named) or (DEFAULT_TRACE,)
     grid = grid_of(parse_policies(policies), caches, links, batches, sizes)
     settings = Rules(**rules)
     if plot is not None and sizes:
@@ -84,7 +88,7 @@ def sweep(
     )
     with keeping(lambda: KEPT):
         runs = run_grids(
-            traces or (DEFAULT_TRACE,),
+            sources,
             grid,
             settings,
             model=(geometry, profile, extrapolate),

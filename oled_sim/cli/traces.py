@@ -8,6 +8,20 @@ from oled_sim.errors import UsageError
 from oled_sim.trace.reader import Trace, open_trace
 
 
+def one_way(arguments: Sequence[str], options: Sequence[str]) -> Sequence[str]:
+    """Return the traces of a command line, given as arguments or after ``--trace``.
+
+    Raises:
+        UsageError: both ways are used.
+    """
+    if arguments and options:
+        raise UsageError(
+            f"traces are given as arguments ({', '.join(arguments)}) and with --trace"
+            f" ({', '.join(options)}): name all of them in one way"
+        )
+    return arguments or options
+
+
 def open_traces(sources: Sequence[str]) -> dict[str, Trace]:
     """Return the traces by short name: the directory's, or what was typed where those clash.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from oled_sim.errors import TraceError
 from oled_sim.experiment.sources import digest
+from oled_sim.places import require_place
 from oled_sim.trace import Trace, open_trace
 from oled_sim.trace.files import sha256_hex
 
@@ -87,6 +89,15 @@ class Inputs:
         """Return the synthetic traces that have not been made, each once."""
         wanted = [t for t in dict.fromkeys(traces) if isinstance(t, SyntheticTrace)]
         return [t for t in wanted if not self.path(t).is_dir()]
+
+    def check(self, traces: Sequence[SyntheticTrace]) -> None:
+        """Refuse traces that could not be kept, before they are made.
+
+        Raises:
+            UsageError: something else is in the place of one.
+        """
+        for trace in traces:
+            require_place(self.path(trace), "a synthetic trace", folder=True)
 
     def make(self, trace: SyntheticTrace) -> Path:
         """Make a synthetic trace; its folder appears only when it is whole.

@@ -8,7 +8,6 @@ from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oled_sim.errors import CapacityError
 from oled_sim.experiment.base import Experiment, Point, Size
 from oled_sim.experiment.inputs import SyntheticTrace
 from oled_sim.experiment.store import Store
@@ -60,7 +59,7 @@ def run_experiments(
 
     Raises:
         UsageError, TraceError, ProfileError, PolicyError: as simulations do, before anything is
-            measured if a profile or trace is missing, or a table in the way is no result.
+            measured if a profile or trace is missing, or what is in the way is no result.
         CapacityError: a process was killed, mostly for want of memory.
     """
     store = Store(folder)
@@ -70,8 +69,10 @@ def run_experiments(
     every = list(dict.fromkeys(p for grid in grids.values() for p in grid))
     _check_profiles(every, store)
     traces = store.inputs.missing([point.trace for point in every])
+    store.inputs.check(traces)
     _perform([Work(_make, folder, trace) for trace in traces], jobs, progress)
     missing = store.missing(every)
+    store.check_parts(missing)
     pieces = in_one_go(missing, jobs)
     _perform([Work(_measure, folder, piece, len(piece)) for piece in pieces], jobs, progress)
     found = []
@@ -124,17 +125,9 @@ def _perform(
             piece.function(piece.folder, piece.what)
             done += piece.size
         return
-    from concurrent.futures.process import BrokenProcessPool
-
-    try:
-        with worker_processes(jobs, _use_one_thread) as pool:
-            submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
-            _wait_for(submitted, lambda done: progress(done, total))
-    except BrokenProcessPool as error:
-        raise CapacityError(
-            "a process that measured was killed, mostly for want of memory: use fewer --jobs;"
-            " points that are finished are kept"
-        ) from error
+    with worker_processes(jobs, _use_one_thread) as pool:
+        submitted = {pool.submit(w.function, w.folder, w.what): w.size for w in work}
+        _wait_for(submitted, lambda done: progress(done, total))
 
 
 def _wait_for(sizes: Mapping[Future[None], int], report: Callable[[int], None]) -> None:

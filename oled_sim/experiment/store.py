@@ -21,6 +21,7 @@ from oled_sim.errors import MeasurementError, UsageError
 from oled_sim.experiment.base import Experiment, Point, Rows, Size, name_of
 from oled_sim.experiment.inputs import Inputs, SyntheticTrace
 from oled_sim.experiment.sources import digest_of
+from oled_sim.places import require_place
 from oled_sim.trace.files import sha256_hex
 
 FLAGS: dict[Size, str] = {"quick": " --quick", "full": ""}
@@ -38,7 +39,7 @@ class Store:
     synthetic traces.
 
     Raises:
-        UsageError: the folder cannot be made.
+        UsageError: the folder cannot be made, or something else is in its place.
     """
 
     folder: Path
@@ -48,6 +49,8 @@ class Store:
 
     def __post_init__(self) -> None:
         self.inputs = Inputs(self.folder / TRACES)
+        for folder in (self.folder, self.folder / PARTS, self.folder / TRACES):
+            require_place(folder, "a folder of results", folder=True)
         try:
             (self.folder / PARTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -78,6 +81,15 @@ class Store:
     def missing(self, points: Sequence[Point]) -> list[Point]:
         """Return the points that have not been measured as things are now."""
         return [p for p in points if not self.part(p).is_file()]
+
+    def check_parts(self, points: Sequence[Point]) -> None:
+        """Refuse points whose rows could not be kept, before they are measured.
+
+        Raises:
+            UsageError: a folder is in the place of a part.
+        """
+        for point in points:
+            require_place(self.part(point), "a point's rows")
 
     def keep(self, point: Point, rows: Rows) -> None:
         """Write the rows of a point, labelled with it. Labels that rows give themselves win.
@@ -126,13 +138,15 @@ class Store:
             (self.folder / PARTS / f"{part}.parquet").unlink(missing_ok=True)
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse to write over a table that no experiment of that name has made.
+        """Refuse to write over what no experiment of that name has made.
 
         Raises:
-            UsageError: there is one.
+            UsageError: there is a table without a manifest, or a folder in the place of either.
         """
         path = self.table(experiment.name)
         manifest = path.with_suffix(MANIFEST_SUFFIX)
+        require_place(path, "an experiment's table")
+        require_place(manifest, "an experiment's manifest")
         if path.exists() and not manifest.exists():
             raise UsageError(
                 f"{path} exists, without {manifest.name}, so it is no result of an experiment:"

@@ -11,9 +11,11 @@ docs/validation.md describes every column.
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from oled_sim.engine.output import NewFile
 from oled_sim.engine.results import write_table
 from oled_sim.engine.state import EVENT_COUNTS, EVENT_TIMES, PASS_COUNTS, PASS_TIMES
 from oled_sim.errors import MeasurementError, UsageError
+from oled_sim.places import kind_of
 from oled_sim.trace.files import sha256_hex
 
 FORMAT = 1
@@ -292,7 +295,7 @@ def write_point(folder: Path, point: Point, *, force: bool = False) -> None:
         tables[ORDER] = _fitted(point.order, ORDER_SCHEMA, ORDER)
     try:
         folder.mkdir(exist_ok=True)
-        shutil.rmtree(staged, ignore_errors=True)
+        _remove(staged)
         staged.mkdir()
     except OSError as error:
         raise NewFile(final).refused(error) from error
@@ -319,20 +322,33 @@ def finish_point(folder: Path) -> None:
                 if (folder / name).is_dir():  # which no file can replace
                     shutil.rmtree(folder / name)
                 (staged / name).replace(folder / name)
-    shutil.rmtree(staged, ignore_errors=True)
+    _remove(staged)
+
+
+def _remove(staged: Path) -> None:
+    """Remove what is in the place of a point that is being written, whatever it is."""
+    if staged.is_dir() and not staged.is_symlink():
+        shutil.rmtree(staged, ignore_errors=True)
+    else:
+        with suppress(OSError):  # what stays is said by whoever writes there
+            staged.unlink(missing_ok=True)
 
 
 def read_points(root: Path) -> list[Point]:
     """Return all points in a folder and below, by the path of their folders.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it is no folder.
         MeasurementError: one is damaged or of another format.
     """
+    wanted = "give the folder that replay wrote to"
+    if not root.is_dir():
+        found = f"is {kind_of(root)}" if os.path.lexists(root) else "does not exist"
+        raise UsageError(f"{root} {found}: {wanted}")
     files = (file for file in sorted(root.rglob(ABOUT)) if file.parent.name != NEW)
     found = [read_point(file.parent) for file in files]
     if not found:
-        raise UsageError(f"{root} holds no measured point: give the folder that replay wrote to")
+        raise UsageError(f"{root} holds no measured point: {wanted}")
     return found
 
 

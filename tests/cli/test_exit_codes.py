@@ -38,6 +38,7 @@ OPENED = {
         ("replay", *LRU, "--trace", NANO, "--out", "new", "--profile"),
         (*PLAN, "--profile"),
         (*GENERATE, "--profile"),
+        ("profiles",),
     ),
     "a geometry": (
         ("run", *LRU, "--trace", NANO, "--geometry"),

@@ -127,6 +127,31 @@ def test_a_folder_that_cannot_be_made_is_said(capsys, tmp_path, mine):
     assert "cannot be made" in err
 
 
+@pytest.mark.parametrize("name", ["mine.parquet", "mine.manifest.json", "mine.png", "parts/*"])
+def test_a_folder_in_the_place_of_a_result_is_found_before_the_run(
+    capsys, monkeypatch, mine, out, name
+):
+    place = next(out.glob(name))
+    place.unlink()
+    place.mkdir()
+
+    def measure(*_):
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr("oled_sim.experiment.running._measure", measure)
+    code, _, err = run(capsys, mine, "--quick", "--out", out, "--jobs", "1")
+    assert code == 2 and f"Error: {place} is a folder in the place of" in err
+
+
+@pytest.mark.parametrize("name", [".", "parts", "traces"])
+def test_a_link_that_leads_nowhere_is_named(capsys, mine, tmp_path, name):
+    place = tmp_path / "out" / name
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to("nowhere")
+    code, _, err = run(capsys, mine, "--quick", "--out", tmp_path / "out")
+    assert code == 2 and f"Error: {place} is a symbolic link that leads nowhere" in err
+
+
 @pytest.mark.slow
 def test_an_interrupt_keeps_finished_points_and_leaves_no_process(tmp_path):
     out = tmp_path / "out"

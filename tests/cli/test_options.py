@@ -85,6 +85,16 @@ def test_what_has_no_effect_is_said_on_stderr(lru, trace):
     assert call(*lru, "--cache", 2, "--requests", 3)[2] == ""
 
 
+def test_more_slots_than_experts_are_pointed_out_once(trace, lru):
+    grid = (trace, "--policy", "lru", "--policy", "ideal", "--cache", "6:10:2", "--h2d-gbs", "9,50")
+    code, _, err = call("sweep", *grid)
+    assert (code, err) == (0, "Note: --cache 10 exceeds a layer's 8 experts: all are resident\n")
+    said = "Note: --cache 9 and more exceed a layer's 8 experts: all are resident\n"
+    assert call("sweep", *grid, "--cache", "9")[2] == said
+    assert call(*lru, "--cache", "4,9,10")[2] == said
+    assert call("compare", trace, "--policy", "lru", "--cache", "8,9,10")[2] == said
+
+
 def test_a_file_that_cannot_be_made_is_found_before_the_run(lru, tmp_path, monkeypatch):
     monkeypatch.setattr("oled_sim.engine.runner.simulate_all", lambda *_, **__: 1 / 0)
     long = tmp_path / ("n" * 250)  # the name itself is allowed, that of the temporary file is not

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 import numpy as np
@@ -186,6 +188,51 @@ def test_a_run_that_is_stopped_says_what_is_kept(
     code, error = refused(capsys, *begun_by(home, *points, *more))
     assert code == 130
     assert error.splitlines()[-1] == f"Error: replay stopped: {says.format(out=tmp_path)}"
+
+
+@pytest.fixture
+def sigterm():
+    """SIGTERM as it was before: a command that it stopped goes on ignoring it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def stop(number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)  # the signal ends it
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_when_all_is_measured_ends_as_others_do(
+    capsys, monkeypatch, sigterm, home, begun, tmp_path, number
+):
+    def run_tasks(_, tasks, **__):
+        for task in tasks:
+            yield read_point(begun)._replace(about=task.about)
+        stop(number)  # as where memory is given back
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    points = ("--policy", "oled", "--repetitions", "1", "--out", tmp_path)
+    main([str(a) for a in begun_by(home, *points)])
+    said = capsys.readouterr()
+    assert "lru" in said.out and "oled" in said.out and "stopped" not in said.err
+
+
+@pytest.mark.parametrize(("more", "again"), [((), ""), (("--force",), " without --force")])
+def test_a_run_that_is_stopped_while_it_prints_says_that_all_is_measured(
+    capsys, monkeypatch, home, begun, tmp_path, more, again
+):
+    def run_tasks(_, tasks, **__):
+        for task in tasks:
+            yield read_point(begun)._replace(about=task.about)
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    monkeypatch.setattr("oled_sim.cli.replay_table.print_points", lambda *_: stop(signal.SIGINT))
+    points = ("--repetitions", "1", "--out", tmp_path)
+    code, error = refused(capsys, *begun_by(home, *points, *more))
+    kept = f"all repetitions are in {tmp_path}; the same command{again} shows them"
+    assert (code, error.splitlines()[-1]) == (130, f"Error: replay stopped: {kept}")
 
 
 def test_fewer_repetitions_than_are_there_are_enough(capsys, replayed, home):
@@ -398,8 +445,23 @@ def test_a_file_in_place_of_a_points_folder_is_found_before_the_run(
     place = tmp_path / "lru-c5-trace-r2"
     place.write_text("mine")
     code, error = refused(capsys, *begun_by(home, "--out", tmp_path, *more))
-    assert code == 2 and f"{place} is a file where a point's folder would be" in error
+    assert code == 2 and f"{place} is a file in the place of a point's folder: remove it" in error
     assert place.read_text() == "mine" and [*tmp_path.iterdir()] == [place]
+
+
+@pytest.mark.parametrize("where", [".", "lru-c5-trace-r2"])
+def test_a_link_that_leads_nowhere_is_found_before_the_run(
+    capsys, monkeypatch, home, tmp_path, where
+):
+    def run_tasks(*_, **__):
+        raise AssertionError("nothing is to run")
+
+    monkeypatch.setattr("oled_sim.hardware.replay_job.run_tasks", run_tasks)
+    place = tmp_path / "points" / where
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to("nowhere")
+    code, error = refused(capsys, *begun_by(home, "--out", tmp_path / "points"))
+    assert code == 2 and f"{place} is a symbolic link that leads nowhere" in error
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -152,6 +152,128 @@ def test_who_handles_sigterm_goes_on_doing_so(monkeypatch, sigterm, handler):
     assert kept == [handler] and signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_sigterm_means_what_it_did_after_a_command(sigterm):
+def test_signals_mean_what_they_did_after_a_command(sigterm):
+    before = signal.getsignal(signal.SIGINT)
     assert oled_sim("run", "--policy", "none-such", "--cache", 4).returncode == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def ran(*arguments):
+    """Run Python, with Ctrl-C handled as usual."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+ENDING = """
+import atexit, sys
+from oled_sim.cli.main import main
+
+def take_a_while():
+    print("ending", file=sys.stderr, flush=True)
+    sys.stdin.read()
+
+atexit.register(take_a_while)
+main()
+"""
+"""The command, whose interpreter says when it ends, and goes on to once stdin is closed."""
+
+
+@pytest.mark.parametrize(("name", "code"), [("lru", 0), ("no-such", 2)])
+def test_sigterm_once_a_command_has_ended_leaves_its_exit_code(name, code):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", ENDING, "policies", name], **pipes)
+    while (line := process.stderr.readline()) != b"ending\n":
+        assert line, "it ended before its end"
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code and bool(out) == (code == 0)
+
+
+def test_sigterm_before_the_output_is_flushed_changes_nothing_any_more(monkeypatch, sigterm):
+    monkeypatch.setattr(
+        "oled_sim.cli.main.flush_stdout", lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    ended = oled_sim("policies", "lru")
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("lru")
+
+
+def test_sigterm_while_an_error_is_said_is_no_traceback(monkeypatch, sigterm):
+    def stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # the signal ends it
+
+    monkeypatch.setattr("oled_sim.cli.main.as_far_as_taken", stop)
+    assert oled_sim("policies", "no-such").returncode == 143
+
+
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_a_stop_in_code_made_from_text_has_its_exit_code(tmp_path, number):
+    """As in dataclasses: CPython remembers a KeyboardInterrupt that has left such code."""
+    policy = f"import os, time; os.kill(os.getpid(), {number:d}); time.sleep(60)"
+    (tmp_path / "made.py").write_text(f"exec({policy!r})")
+    ended = ran("-m", "oled_sim", "policies", tmp_path / "made.py")
+    assert ended.returncode == EXIT_CODE[number], ended.stderr
+    assert ended.stderr.startswith("Error: policies stopped: ")
+
+
+def test_a_stop_before_the_command_is_known_names_the_program(monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oled_sim.cli.main.LazyGroup.resolve_command", stop)
+    assert oled_sim("policies").stderr.startswith("Error: oled-sim stopped: ")
+
+
+STARTING = """
+import os, signal
+from multiprocessing import util
+from oled_sim.cli.main import main
+
+start = util.spawnv_passfds
+
+def start_and_send(path, arguments, files):
+    pid = start(path, arguments, files)
+    if any("spawn_main" in str(argument) for argument in arguments):
+        SEND
+    return pid
+
+util.spawnv_passfds = start_and_send
+main()
+"""
+"""The command, where signals are sent as soon as a process of ``--jobs`` has been started."""
+
+
+def synth_where(send, out):
+    code = STARTING.replace("SEND", send)
+    arguments = ["synth", "--coupling", "none", "--requests", 4, "--output-tokens", 32]
+    return ran("-c", code, *arguments, "--jobs", 2, "--out", out)
+
+
+@pytest.mark.parametrize("number", EXIT_CODE)
+def test_a_stop_while_a_process_is_started_leaves_it_nothing_to_say(tmp_path, number):
+    """It has not been told what to do yet, and would complain of that."""
+    ended = synth_where(f"os.kill(os.getpid(), {number:d})", tmp_path / "t")
+    # Whoever holds stderr is waited for, the process that was started, too.
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.endswith("Error: synth stopped: nothing was recorded\n")
+    assert ended.returncode == EXIT_CODE[number]
+
+
+def test_a_process_that_was_killed_is_a_sentence(tmp_path):
+    ended = synth_where("os.kill(pid, signal.SIGKILL)", tmp_path / "t")
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    said = "Error: a process of --jobs was killed, mostly for want of memory: use fewer --jobs; "
+    assert ended.stderr.splitlines()[-1].startswith(said)
+
+
+def test_processes_leave_stopping_to_the_first_from_their_birth_on(tmp_path):
+    send = "os.kill(pid, signal.SIGINT); os.kill(pid, signal.SIGTERM)"
+    ended = synth_where(send, tmp_path / "t")
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
+    assert len(open_trace(tmp_path / "t")) == 4

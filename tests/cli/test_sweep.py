@@ -186,6 +186,18 @@ def test_a_trace_given_twice_is_refused(traces):
     assert code == 2 and "is given twice" in err
 
 
+@pytest.mark.parametrize("command", ["sweep", "compare"])
+def test_traces_are_arguments_or_options(traces, command):
+    first, second = traces
+    common = ("--policy", "lru", "--cache", 4, "--json")
+    code, out, _ = call(command, first, second, *common)
+    assert code == 0 and len(json.loads(out)["runs"]) == 2
+    assert call(command, "--trace", first, "--trace", second, *common)[:2] == (0, out)
+    code, out, err = call(command, first, "--trace", second, *common)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"as arguments ({first}) and with --trace ({second}): name all of them in one" in err
+
+
 @pytest.mark.slow
 def test_the_command_itself(traces):
     command = [sys.executable, "-m", "oled_sim", "sweep", traces[0], "--policy", "lru"]

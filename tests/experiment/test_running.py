@@ -197,6 +197,17 @@ def test_a_synthetic_trace_is_made_once_and_the_same(tmp_path):
     assert inputs.open(SHORT).manifest.origin == "synthetic"
 
 
+def test_a_file_in_the_place_of_a_synthetic_trace_is_found_before_it_is_made(tmp_path):
+    place = Inputs(tmp_path / "traces").path(SHORT)
+    place.parent.mkdir()
+    place.write_text("mine")
+    grid = [RunPoint(SHORT, policy="lru", cache=4, profile="h200-llada2.0-mini")]
+    one = replace(counting(tmp_path / "log"), points=lambda size: grid)
+    with pytest.raises(UsageError, match=f"{place} is a file in the place of a synthetic trace"):
+        run_experiments([one], "quick", tmp_path)
+    assert [*place.parent.iterdir()] == [place]
+
+
 def test_a_trace_that_another_process_has_made_is_taken(tmp_path):
     inputs = Inputs(tmp_path)
     path = inputs.make(SHORT)

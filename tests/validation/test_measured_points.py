@@ -1,6 +1,7 @@
 """Measured points as files, and requests cut short."""
 
 import shutil
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -118,6 +119,27 @@ class TestFiles:
             (folder / name / "something").touch()
         write_point(folder, point, force=True)
         assert read_point(folder).events.equals(point.events)
+
+    @pytest.mark.parametrize("make", [Path.touch, lambda new: new.symlink_to("nowhere")])
+    def test_what_is_in_the_place_of_the_new_point_goes(self, point, tmp_path, make):
+        folder = tmp_path / "p"
+        folder.mkdir()
+        make(folder / NEW)
+        write_point(folder, point)
+        assert read_point(folder).events.equals(point.events)
+        assert sorted(f.name for f in folder.iterdir()) == [EVENTS, PASSES, ABOUT]
+
+    def test_what_is_no_folder_is_said(self, point, tmp_path):
+        file = save(tmp_path / "r", point) / point_name(point.about) / ABOUT
+        (tmp_path / "link").symlink_to("nowhere")
+        for path, says in (
+            (file, "is a file"),
+            (tmp_path / "link", "is a symbolic link that leads nowhere"),
+            (tmp_path / "absent", "does not exist"),
+        ):
+            with pytest.raises(UsageError) as refused:
+                read_points(path)
+            assert str(refused.value) == f"{path} {says}: give the folder that replay wrote to"
 
     def test_an_unfinished_point_is_none(self, point, tmp_path):
         root = save(tmp_path / "r", point)

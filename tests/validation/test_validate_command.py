@@ -261,9 +261,16 @@ def test_mistakes_are_one_sentence(root, arguments, words):
 
 
 def test_a_folder_without_points(tmp_path):
-    for folder in (tmp_path, tmp_path / "absent"):
-        code, _, err = call("validate", folder)
-        assert code == 2 and f"{folder} holds no measured point" in err
+    (tmp_path / "point.json").touch()
+    (tmp_path / "empty").mkdir()
+    for name, says in (
+        ("empty", "holds no measured point"),
+        ("absent", "does not exist"),
+        ("point.json", "is a file"),
+    ):
+        code, _, err = call("validate", tmp_path / name)
+        wanted = "give the folder that replay wrote to"
+        assert (code, err) == (2, f"Error: {tmp_path / name} {says}: {wanted}\n")
 
 
 def test_spread_decides_about_points_run_once(trace, tmp_path):
