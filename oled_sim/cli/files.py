@@ -38,7 +38,7 @@ def check_files(
         if option in forms:
             _check_suffix(option, path, forms[option])
         refuse_existing(path, force=force)
-    if len({path.resolve() for path in given.values()}) < len(given):
+    if len({os.path.realpath(path) for path in given.values()}) < len(given):
         raise UsageError(f"{' and '.join(given)} name the same file: give each its own")
 
 

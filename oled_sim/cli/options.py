@@ -142,7 +142,7 @@ rule_options = options(
     ),
     click.option(
         "--staging",
-        type=int,
+        type=click.IntRange(max=1_000_000),
         default=16,
         show_default=True,
         metavar="N",

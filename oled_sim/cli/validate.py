@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +80,7 @@ def validate(
     from oled_sim.errors import MeasurementError, UsageError
     from oled_sim.validation.measured import read_points, unfinished
 
-    different = list(dict.fromkeys(root.resolve() for root in roots))
+    different = list(dict.fromkeys(os.path.realpath(root) for root in roots))
     if len(different) < len(roots):
         raise UsageError("a folder is given twice: give each once")
     points = [point for root in roots for point in read_points(root)]

@@ -103,6 +103,8 @@ class Grid(_Strict, frozen=True):
             _check_shape(cells, len(self.rows), len(self.columns))
         for row in zip(self.median_us, self.p10_us, self.p90_us, self.repeats, strict=True):
             _check_spread(*row, may_be_between=True)
+        for i in (0, -1):  # nothing lies beyond them
+            _check_spread(self.median_us[i], self.p10_us[i], self.p90_us[i], self.repeats[i])
 
 
 class Beside(_Strict, frozen=True):
@@ -115,8 +117,9 @@ class Beside(_Strict, frozen=True):
 
     def __post_init__(self) -> None:
         for factor in (self.gpu, self.h2d, self.cpu, self.both):
-            if factor is not None and factor.median < 1.0:
-                raise ValueError(f"slow-down factor {factor.median} is below 1")
+            if factor is not None and min(factor.median, factor.expected) < 1.0:
+                least = min(factor.median, factor.expected)
+                raise ValueError(f"slow-down factor {least} is below 1")
 
 
 class Interference(_Strict, frozen=True):
@@ -189,6 +192,13 @@ class Hardware(_Strict, frozen=True):
     cores: int
     workers: int
     host_memory_bytes: int
+
+    def __post_init__(self) -> None:
+        for of in ("pcie_generation", "pcie_width", "gpu_memory_bytes", "host_memory_bytes"):
+            if getattr(self, of) < 0:
+                raise ValueError(f"{of} is {getattr(self, of)}")
+        if self.workers < 1 or self.cores < 1:
+            raise ValueError(f"{self.workers} workers on {self.cores} cores are impossible")
 
 
 class Software(_Strict, frozen=True):

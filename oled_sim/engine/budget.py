@@ -27,6 +27,8 @@ UNITS = {
     "ti": 2**40,
 }
 """Bytes of a unit, ascending."""
+MOST_SLOTS, MOST_BYTES = 10**6, 2**50
+"""Of a layer, and of a cache: far beyond any model, and what counters and lists hold."""
 
 
 def parse_bytes(text: str) -> int:
@@ -39,7 +41,10 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is not a size: give bytes such as 800M, 1.5G, 4000MiB or 1TB")
     number, unit = match.groups()
-    return int(float(number) * UNITS[(unit or "").lower()])
+    size = float(number) * UNITS[(unit or "").lower()]
+    if size > MOST_BYTES:
+        raise UsageError(f"{text!r} is more than any cache: give 1024TiB or less")
+    return int(size)
 
 
 def bytes_text(size_bytes: int) -> str:
@@ -65,6 +70,8 @@ def parse_capacities(text: str) -> list[int]:
             )
         first, last, step = (None if g is None else int(g) for g in match.groups())
         assert first is not None
+        if max(first, last or 0) > MOST_SLOTS:
+            raise UsageError(f"{part!r} is more than any cache: give {MOST_SLOTS} slots or fewer")
         if step == 0 or (last is not None and last < first):
             raise UsageError(f"{part!r} holds no cache size: give first:last:step, as in 8:128:8")
         found += range(first, (first if last is None else last) + 1, step or 1)

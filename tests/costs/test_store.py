@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from cost_tables import grid
 
-from oled_sim.costs.profile import Profile
+from oled_sim.costs.profile import Grid, Profile
 from oled_sim.costs.store import bundled_profiles, load_profile, save_profile, to_toml
 from oled_sim.errors import ProfileError, UsageError
 
@@ -156,3 +156,28 @@ def test_times_beyond_any_machine_are_refused(tmp_path):
     )
     with pytest.raises(ProfileError, match=r"1e\+300 .* is not a measurement - at `\$\.host"):
         load_profile(path)
+
+
+def test_what_no_machine_has_is_refused(affine: Profile):
+    """Each of these once went on to a traceback, or to times that are too short."""
+    for wrong in ({"workers": 0}, {"workers": -3}, {"cores": 0}, {"pcie_generation": -1}):
+        with pytest.raises(ValueError):
+            msgspec.structs.replace(affine.hardware, **wrong)
+    both = affine.interference.gpu.both
+    with pytest.raises(ValueError, match=r"slow-down factor 0\.0 is below 1"):
+        msgspec.structs.replace(
+            affine.interference.gpu, both=msgspec.structs.replace(both, mean=0.0)
+        )
+
+
+def test_only_cells_between_measured_rows_may_lack_repeats():
+    def table(*repeats):
+        cells = [[1.0], [2.0], [3.0]]
+        return Grid(
+            ("experts", "tokens"), [1, 2, 3], [1], cells, cells, cells, [[n] for n in repeats]
+        )
+
+    assert table(1, 0, 1).repeats == [[1], [0], [1]]
+    for repeats in ((0, 1, 1), (1, 1, 0)):
+        with pytest.raises(ValueError, match="of 0 repeats"):
+            table(*repeats)

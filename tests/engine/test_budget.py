@@ -6,7 +6,13 @@ from how_many import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oled_sim.engine.budget import Budget, apportion, parse_bytes, uniform_capacity
+from oled_sim.engine.budget import (
+    Budget,
+    apportion,
+    parse_bytes,
+    parse_capacities,
+    uniform_capacity,
+)
 from oled_sim.errors import UsageError
 
 
@@ -99,3 +105,14 @@ def test_uniform_capacity_is_the_cache_size():
     assert uniform_capacity(Budget(cache=4).total_bytes(size), size, 10).tolist() == [4, 4, 4]
     assert uniform_capacity(Budget(cache=99).total_bytes(size), size, 10).tolist() == [10, 10, 10]
     assert uniform_capacity(Budget(size_bytes=32).total_bytes(size), size, 10).tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("text", ["1000001", "99999999999999999999", "1:99999999999999999999:1"])
+def test_more_slots_than_counters_hold_are_refused(text):
+    with pytest.raises(UsageError, match="more than any cache"):
+        parse_capacities(text)
+
+
+def test_more_bytes_than_counters_hold_are_refused():
+    with pytest.raises(UsageError, match="more than any cache"):
+        parse_bytes("99999999999999999999999TB")
